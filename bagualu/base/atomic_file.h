@@ -5,9 +5,10 @@
 
 namespace bagualu {
 
-/// Writes a whole file so that a reader, or a restart after a crash, sees the old or the new content.
-/// Writes a temporary file beside `path`, syncs it, renames it over `path`, syncs the folder.
-/// Throws:  InvalidInput if the folder is missing or not writable or the disk is full; the old file
+/// Writes a whole file so that a reader, or a restart after a crash, sees the old or the new
+/// content. Writes a temporary file beside `path`, syncs it, renames it over `path`, syncs the
+/// folder. Throws:  InvalidInput if the folder is missing or not writable or the disk is full; the
+/// old file
 ///          is untouched and no temporary file stays behind.
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 

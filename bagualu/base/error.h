@@ -7,9 +7,9 @@
 
 namespace bagualu {
 
-/// Bad input from outside (a file, a flag, a trace): says what was found where, and what is allowed.
-/// Ensures: what() is "WHERE: FIELD: found FOUND; allowed ALLOWED", one line.
-/// Programs end with exit code 2 on it. Caught only in main and in the Python bindings.
+/// Bad input from outside (a file, a flag, a trace): says what was found where, and what is
+/// allowed. Ensures: what() is "WHERE: FIELD: found FOUND; allowed ALLOWED", one line. Programs end
+/// with exit code 2 on it. Caught only in main and in the Python bindings.
 class InvalidInput : public std::runtime_error {
  public:
   InvalidInput(std::string where, std::string field, std::string found, std::string allowed);
@@ -49,10 +49,10 @@ std::string join_values(const Values&... values) {
 
 /// Throws InternalError unless `cond` holds. The values behind it appear in the message, in order.
 /// Stays on in release builds: a wrong plan would otherwise show as silently wrong gradients.
-#define BGL_CHECK(cond, ...)                                                                  \
-  do {                                                                                        \
-    if (!(cond)) [[unlikely]] {                                                               \
-      ::bagualu::detail::throw_check_failed(#cond, __FILE__, __LINE__,                        \
-                                            ::bagualu::detail::join_values(__VA_ARGS__));     \
-    }                                                                                         \
+#define BGL_CHECK(cond, ...)                                                              \
+  do {                                                                                    \
+    if (!(cond)) [[unlikely]] {                                                           \
+      ::bagualu::detail::throw_check_failed(#cond, __FILE__, __LINE__,                    \
+                                            ::bagualu::detail::join_values(__VA_ARGS__)); \
+    }                                                                                     \
   } while (false)

@@ -8,9 +8,9 @@
 
 namespace bagualu {
 
-/// Either a value or an expected failure that is no exception (Infeasible, OverBudget, a cache miss).
-/// Ensures: value() on a failure and error() on a value throw InternalError.
-/// Source:  ours; GCC 12 has no std::expected.
+/// Either a value or an expected failure that is no exception (Infeasible, OverBudget, a cache
+/// miss). Ensures: value() on a failure and error() on a value throw InternalError. Source:  ours;
+/// GCC 12 has no std::expected.
 template <class T, class E>
 class [[nodiscard]] Result {
   static_assert(!std::is_same_v<T, E>, "value and error need different types");

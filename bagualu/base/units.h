@@ -23,9 +23,8 @@ std::string format_bytes(int64_t bytes);
 /// "850 ns", "12.3 us", "4.56 ms", "1.23 s".
 std::string format_ns(int64_t ns);
 
-/// Reads "96MiB", "1.5 GiB", "123", "64KB": KiB MiB GiB TiB are powers of 2^10, KB MB GB TB of 10^3,
-/// no unit or B means bytes; a fraction is rounded down to whole bytes.
-/// Ensures: result >= 1.
+/// Reads "96MiB", "1.5 GiB", "123", "64KB": KiB MiB GiB TiB are powers of 2^10, KB MB GB TB of
+/// 10^3, no unit or B means bytes; a fraction is rounded down to whole bytes. Ensures: result >= 1.
 /// Throws:  InvalidInput(where, field) on nonsense, zero, negative or overflow.
 int64_t parse_bytes(std::string_view text, const std::string& where, const std::string& field);
 

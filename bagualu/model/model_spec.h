@@ -1,0 +1,80 @@
+#pragma once
+
+/// Glossary of this room (shapes only: nothing here knows time or policy):
+///   hidden       width of the residual stream, h
+///   dense layer  a layer whose MLP is one gated MLP of width dense_ffn
+///   MoE layer    a layer with a router, `experts` gated MLPs of width expert_ffn of which each
+///   token
+///                uses top_k, and, if shared_ffn > 0, one gated MLP that every token uses
+///   dense group  parameters every rank holds; expert group: parameters split over expert-parallel
+///   ranks
+/// Invariants: a ModelSpec that came from a reader below, or passed validate(), is safe to size:
+/// no product of its dimensions overflows int64.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "bagualu/base/json.h"
+
+namespace bagualu {
+
+/// A decoder-only transformer with grouped-query attention, RMSNorm, RoPE and gated (SiLU) MLPs.
+struct ModelSpec {
+  std::string name;  ///< for people; not interpreted
+  std::string family =
+      "native";  ///< "native", "mixtral" or "qwen3_moe": what it can be exported as
+  int64_t layers = 0;
+  int64_t hidden = 0;  ///< multiple of 16
+  int64_t heads = 0;   ///< query heads; multiple of kv_heads
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;  ///< multiple of 16
+  int64_t vocab = 0;
+  int64_t dense_ffn = 0;  ///< multiple of 16; 0 if no layer is dense
+  int64_t experts = 0;
+  int64_t top_k = 0;               ///< at most experts
+  int64_t expert_ffn = 0;          ///< multiple of 16
+  int64_t shared_ffn = 0;          ///< multiple of 16; 0 if there is no shared expert
+  std::vector<uint8_t> moe_layer;  ///< one per layer, 1 = MoE
+  bool qk_norm = false;            ///< RMSNorm over head_dim on queries and keys, before RoPE
+  bool norm_topk_prob = true;      ///< the top-k probabilities of a token are scaled to sum 1
+  double rms_eps = 1e-6;
+  double rope_theta = 10000.0;
+  double dropout = 0.0;        ///< hidden-state dropout after attn_proj and after the MLP, [0, 1)
+  double aux_loss_coef = 0.0;  ///< balancing loss, applied per layer; 0 = off
+  double z_loss_coef = 0.0;    ///< router z-loss, per layer; 0 = off
+  double router_bias_rate = 0.0;  ///< loss-free balancing: bias change per step; 0 = off
+
+  bool operator==(const ModelSpec&) const = default;
+
+  bool is_moe(int64_t layer) const { return moe_layer[static_cast<size_t>(layer)] != 0; }
+  int64_t moe_layers() const;
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+/// Throws InvalidInput(where) if a field is out of range or fields contradict each other.
+void validate(const ModelSpec& spec, const std::string& where);
+
+/// Native schema (docs/formats.md): keys as the fields of ModelSpec, with `dense_layers` (a list of
+/// layer numbers) in place of moe_layer. Unknown keys are errors.
+ModelSpec model_from_json(const Json& object, const std::string& where);
+Json to_json(const ModelSpec& spec);
+
+/// A Hugging Face config.json of model_type mixtral or qwen3_moe (transformers 5; also older files
+/// with a top-level rope_theta). Keys that do not change the mathematics of training are ignored;
+/// keys that would, with a value we do not implement, throw InvalidInput.
+/// The router's loss coefficient counts only with `output_router_logits: true`, as in transformers.
+ModelSpec model_from_hf_config(const Json& object, const std::string& where);
+
+/// The config.json that transformers needs to load this model's weights. A native model is written
+/// as qwen3_moe if it has qk_norm or dense layers, else as mixtral. Throws:  InvalidInput if
+/// neither family can express the model (a shared expert, for instance).
+Json to_hf_config(const ModelSpec& spec, int64_t max_positions);
+
+/// Reads a native or a Hugging Face file; "model_type" in it makes the difference.
+ModelSpec model_from_file(const std::filesystem::path& path);
+
+}  // namespace bagualu
