@@ -31,16 +31,19 @@ struct AttentionResult {
 };
 
 /// Causal attention with grouped queries, softmax scale 1/sqrt(d).
-/// Shapes:  qkv [T, (H + 2G) d] contiguous, norms and rope already applied
+/// Shapes:  q [T, H, d], k and v [T, G, d]: norms and rope applied, last stride 1; views of one qkv
+///          tensor or of storages of their own
 /// Ensures: both results are flat, so that a copy of bytes restores them exactly.
 /// Workspace beside the results: kMeasured (grows with threads and sequence).
-AttentionResult core_attn_forward(const at::Tensor& qkv, const HeadLayout& layout);
+AttentionResult core_attn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const HeadLayout& layout);
 
-/// Gradient of core_attn_forward with respect to qkv, in the same layout.
-/// Shapes:  dout, out [T, H d]; lse as core_attn_forward returned it
+/// Gradient of core_attn_forward with respect to q, k, v, in the layout of qkv.
+/// Shapes:  dout, out [T, H d] contiguous; lse as core_attn_forward returned it
 /// Returns: dqkv [T, (H + 2G) d], allocated after the kernel's scratch is freed: with
 ///          X = bytes of dqkv, the peak is X + max(kernel scratch, X) (the kernel makes dq, dk, dv).
-at::Tensor core_attn_backward(const at::Tensor& dout, const at::Tensor& qkv, const at::Tensor& out,
-                              const at::Tensor& lse, const HeadLayout& layout);
+at::Tensor core_attn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                              const HeadLayout& layout);
 
 }  // namespace bagualu::ops

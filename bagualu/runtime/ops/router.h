@@ -27,7 +27,8 @@ void router_logits(const at::Tensor& x, const at::Tensor& w, const at::Tensor& l
 
 /// Picks the k largest of logits' softmax + selection_bias, ties to the lowest expert, slots by
 /// falling score; topk_probs are the softmax values at these ids (without the selection bias).
-/// Shapes:  selection_bias fp32 [E] or undefined; topk_ids int32 [T, k]; topk_probs fp32 [T, k]
+/// Shapes:  selection_bias fp32 [E] or undefined; topk_ids int16 or int32 [T, k]; topk_probs
+///          fp32 [T, k]
 /// Requires: with `ids_given` (replay) topk_ids are read, not chosen; ids of a token are distinct.
 RouterLosses router_select(const at::Tensor& logits, const at::Tensor& selection_bias,
                            const RouterOptions& options, bool ids_given, at::Tensor& topk_ids,

@@ -17,6 +17,8 @@ namespace bagualu::ops {
 /// Cost:    O(T k + E), no allocation beyond E counters
 void build_row_map(std::span<const int32_t> topk_ids, int64_t experts, std::span<int32_t> row_map,
                    std::span<int64_t> tokens_per_expert);
+void build_row_map(std::span<const int16_t> topk_ids, int64_t experts, std::span<int32_t> row_map,
+                   std::span<int64_t> tokens_per_expert);
 
 /// Byte layout of one all-to-all buffer: per peer [rows x row_bytes | rows x fp32 prob].
 class WireLayout {
