@@ -60,7 +60,6 @@ class JsonReader {
   static constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   static constexpr double kInf = std::numeric_limits<double>::infinity();
 
-  const Json& require(const std::string& key, const std::string& allowed);
   [[noreturn]] void fail(const std::string& key, const Json& found,
                          const std::string& allowed) const;
 

@@ -1,0 +1,84 @@
+#include "bagualu/base/atomic_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+/// A file descriptor that closes itself, and a temporary file that removes itself unless kept.
+class TemporaryFile {
+ public:
+  TemporaryFile(std::string path, const std::filesystem::path& target)
+      : path_(std::move(path)), target_(target) {
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) fail("a writable folder");
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (!kept_) ::unlink(path_.c_str());
+  }
+
+  void write_and_sync(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail("room on the disk");
+      bytes.remove_prefix(static_cast<size_t>(written));
+    }
+    if (::fsync(descriptor_) != 0) fail("room on the disk");
+    const int closed = ::close(descriptor_);
+    descriptor_ = -1;
+    if (closed != 0) fail("room on the disk");
+  }
+
+  void rename_to_target() {
+    if (::rename(path_.c_str(), target_.c_str()) != 0) fail("a replaceable file");
+    kept_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail(const char* allowed) {
+    const std::string reason = std::strerror(errno);
+    // The destructor does not run when the constructor throws; then there is no file either.
+    throw InvalidInput(target_.string(), "write", reason, allowed);
+  }
+
+  std::string path_;
+  const std::filesystem::path& target_;
+  int descriptor_ = -1;
+  bool kept_ = false;
+};
+
+}  // namespace
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view bytes) {
+  // The process id keeps two ranks that write the same file from sharing one temporary.
+  TemporaryFile temporary(path.string() + ".tmp." + std::to_string(::getpid()), path);
+  temporary.write_and_sync(bytes);
+  temporary.rename_to_target();
+
+  // Without this a power cut may undo the rename although the data is on the disk.
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) {
+    throw InvalidInput(path.string(), "write", std::strerror(errno), "a readable folder");
+  }
+  const int synced = ::fsync(descriptor);
+  const int reason = errno;
+  ::close(descriptor);
+  // Some network file systems cannot sync a folder; their rename is durable on its own terms.
+  if (synced != 0 && reason != EINVAL && reason != ENOTSUP) {
+    throw InvalidInput(path.string(), "write", std::strerror(reason), "a folder that syncs");
+  }
+}
+
+}  // namespace bagualu
