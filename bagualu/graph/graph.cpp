@@ -1,0 +1,138 @@
+#include "bagualu/graph/graph.h"
+
+#include <algorithm>
+#include <array>
+
+#include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
+
+namespace bagualu {
+
+int64_t ByteFormula::eval(int64_t tokens, const LayerLoad& load) const {
+  const int64_t exact =
+      fixed + per_token * tokens + per_row * load.rows + per_piece_row * load.piece_rows;
+  return round_up(exact, kAllocationGranularity);
+}
+
+int64_t Workspace::eval(int64_t tokens, const LayerLoad& load) const {
+  int64_t largest = 0;
+  for (const auto& phase : phases) {
+    int64_t sum = 0;
+    for (const ByteFormula& buffer : phase) sum += buffer.eval(tokens, load);
+    largest = std::max(largest, sum);
+  }
+  return largest + hidden_bytes;
+}
+
+namespace {
+
+template <class T>
+int find_by_name(const std::vector<T>& items, std::string_view name) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+bool contains(const std::vector<int>& ids, int id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// A forward may only read what an earlier forward created, a backward only what a forward created
+// (saved) or a backward of a later op created (gradient).
+void check_order(const Graph& graph) {
+  std::vector<char> exists(graph.storages.size(), 0);
+  for (const OpSpec& op : graph.ops) {
+    for (int s : op.reads) BGL_CHECK(exists[s], op.name, graph.storages[s].name);
+    for (int s : op.creates) {
+      BGL_CHECK(!exists[s], op.name, graph.storages[s].name);
+      exists[s] = 1;
+    }
+  }
+  for (auto op = graph.ops.rbegin(); op != graph.ops.rend(); ++op) {
+    for (int s : op->bwd_saved) {
+      BGL_CHECK(exists[s] && graph.storages[s].unit >= 0, op->name, graph.storages[s].name);
+    }
+    for (int s : op->bwd_creates) {
+      BGL_CHECK(!exists[s], op->name, graph.storages[s].name);
+      exists[s] = 1;
+    }
+    for (int s : op->bwd_reads) BGL_CHECK(exists[s], op->name, graph.storages[s].name);
+  }
+}
+
+void check_units(const Graph& graph) {
+  for (size_t u = 0; u < graph.units.size(); ++u) {
+    const UnitSpec& unit = graph.units[u];
+    BGL_CHECK(!unit.storages.empty(), unit.name);
+    for (int s : unit.storages) {
+      BGL_CHECK(graph.storages[s].unit == static_cast<int>(u), unit.name);
+      BGL_CHECK(graph.storages[s].producer == unit.producer, unit.name);
+      BGL_CHECK(graph.last_backward_read[s] >= 0, unit.name, "saved but read by no backward");
+    }
+    if (unit.rebuild != Rebuild::kOp) continue;
+    // Note [Recompute order]: backward runs downwards, so the inputs of a producer must live until
+    // the outputs' last backward reader, which is at or above the inputs' own last reader.
+    for (int in : graph.ops[unit.producer].reads) {
+      BGL_CHECK(graph.storages[in].unit >= 0, unit.name, graph.storages[in].name, "not saved");
+      for (int s : unit.storages) {
+        BGL_CHECK(graph.last_backward_read[in] <= graph.last_backward_read[s], unit.name);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void Graph::finalize() {
+  last_forward_read.assign(storages.size(), -1);
+  last_backward_read.assign(storages.size(), -1);
+  for (int i = 0; i < static_cast<int>(ops.size()); ++i) {
+    const OpSpec& op = ops[i];
+    for (int s : op.creates) {
+      storages[s].producer = i;
+      last_forward_read[s] = i;
+    }
+    for (int s : op.reads) last_forward_read[s] = i;
+  }
+  for (int i = static_cast<int>(ops.size()) - 1; i >= 0; --i) {
+    for (const auto* list : {&ops[i].bwd_saved, &ops[i].bwd_reads, &ops[i].bwd_creates}) {
+      for (int s : *list) last_backward_read[s] = i;
+    }
+    for (int s : ops[i].bwd_creates) storages[s].producer = i;
+  }
+  for (UnitSpec& unit : units) {
+    unit.producer = storages[unit.storages.front()].producer;
+    for (int s : unit.storages) BGL_CHECK(contains(ops[unit.producer].creates, s), unit.name);
+  }
+  check_order(*this);
+  check_units(*this);
+}
+
+int Graph::find_unit(std::string_view name) const { return find_by_name(units, name); }
+int Graph::find_op(std::string_view name) const { return find_by_name(ops, name); }
+int Graph::find_storage(std::string_view name) const { return find_by_name(storages, name); }
+
+const LayerLoad& Graph::load_of(int layer, const std::vector<LayerLoad>& loads) const {
+  static constexpr LayerLoad kNone;
+  return layer < 0 ? kNone : loads[layer];
+}
+
+std::vector<int64_t> Graph::storage_bytes(const std::vector<LayerLoad>& loads) const {
+  std::vector<int64_t> bytes(storages.size());
+  for (size_t s = 0; s < storages.size(); ++s) {
+    bytes[s] = storages[s].bytes.eval(tokens, load_of(storages[s].layer, loads));
+  }
+  return bytes;
+}
+
+std::string_view op_kind_name(OpKind kind) {
+  static constexpr std::array<std::string_view, 22> kNames = {
+      "embedding",  "attn_norm", "qkv",      "qk_norm",         "core_attn",  "attn_proj",
+      "mlp_norm",   "router",    "dispatch_pack", "dispatch",   "dispatch_unpack", "experts",
+      "combine",    "combine_unpack", "shared_fc1", "shared_act", "shared_fc2", "mlp_fc1",
+      "mlp_act",    "mlp_fc2",   "final_norm", "lm_head"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+}  // namespace bagualu

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "bagualu/graph/graph.h"
+#include "bagualu/model/layout.h"
+#include "bagualu/model/model_spec.h"
+
+namespace bagualu {
+
+/// What the native graph depends on besides the model.
+struct NativeGraphOptions {
+  int64_t micro_batch_size = 1;  ///< sequences per micro-batch and rank
+  int64_t seq = 128;             ///< tokens per sequence
+  Dtype dtype = Dtype::kFp32;
+  int64_t ep_size = 1;
+};
+
+/// The operator graph of the `native` implementation profile: the operators of runtime/ops, one
+/// micro-batch, one rank, no pipeline. With ep_size 1 the all-to-alls vanish and the dispatched
+/// rows become a gather of normed_mlp, so they may be recomputed.
+/// Shapes: see the table in docs/design.md; T = micro_batch_size * seq.
+/// Requires: a validated spec. Ensures: finalize() has run.
+Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& options);
+
+}  // namespace bagualu

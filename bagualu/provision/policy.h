@@ -1,0 +1,81 @@
+// Provisioning: what is known after a gate in, a Plan out. Start here.
+//
+// Glossary
+//   budget    device bytes of this rank, of which `activation_budget_bytes` are left for one
+//             micro-batch's storages and workspaces after static memory.
+//   floor     the least budget under which any routing within the bound survives (floor.h).
+//   demotion  giving up, at a gate, a storage that an earlier decision kept.
+// Invariants
+//   decide() reads logical state only (no clock, no random number): same input, same plan.
+//   A plan of `adaptive` that is reported feasible never exceeds the budget for the loads given.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bagualu/base/json.h"
+#include "bagualu/cost/op_cost.h"
+#include "bagualu/schedule/replay.h"
+#include "bagualu/schedule/timeline.h"
+
+namespace bagualu {
+
+/// What never changes during a run.
+struct ProvisionContext {
+  const Graph* graph = nullptr;
+  const CostTable* cost = nullptr;
+  int64_t activation_budget_bytes = 0;  ///< 0 = no limit
+  int64_t host_budget_bytes = 0;        ///< 0 = no limit
+  LayerLoad balanced;                   ///< a layer's load when routing is even: forecast of later layers
+  LayerLoad worst_case;                 ///< the bound
+  bool allow_quantise = false;
+};
+
+/// What is known at one decision.
+/// Units: load_imbalance = hottest rank's rows over the mean, this layer, this micro-batch.
+struct GateInput {
+  int gate = -1;  ///< index in graph.gates; -1: before the micro-batch's first operator
+  const MicrobatchState* state = nullptr;
+  const Plan* plan = nullptr;                  ///< in force so far
+  const std::vector<LayerLoad>* loads = nullptr;  ///< real for layers up to this gate, `balanced` beyond
+  MemoryReplay memory;                         ///< live and peak bytes now, without static ones
+  double load_imbalance = 1.0;
+};
+
+struct Decision {
+  Plan plan;
+  bool feasible = true;             ///< predicted peak fits (policies without foresight: as found)
+  int64_t short_by_bytes = 0;       ///< missing bytes if not feasible
+  int64_t predicted_peak_bytes = 0; ///< rest of the micro-batch included, forecast loads beyond the gate
+  int64_t exposed_ns = 0;           ///< predicted extra time of this plan over save-all
+  bool cache_hit = false;
+  bool mitigated = false;           ///< the plan differs from what the policy does in calm
+  int64_t needed_bytes = 0;         ///< by how much the calm plan would exceed the budget
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  virtual std::string_view name() const = 0;
+  /// Requires: input.gate = -1 at the start of every micro-batch, then every gate in order.
+  virtual Decision decide(const GateInput& input) = 0;
+};
+
+struct PolicyOptions {
+  Json plan;                                  ///< static: a plan file's content; null = fit one
+  double static_fit_imbalance = 1.2;          ///< static: load factor the fitted plan must survive
+  std::vector<std::string> recompute_modules; ///< selective: Megatron's names
+  double threshold = 2.0;                     ///< threshold: load_imbalance that triggers
+};
+
+/// The names make_policy() knows.
+const std::vector<std::string>& policy_names();
+
+/// Throws: InvalidInput for an unknown name (listing the names) or options that name nothing.
+std::unique_ptr<Policy> make_policy(std::string_view name, const ProvisionContext& context,
+                                    const PolicyOptions& options);
+
+}  // namespace bagualu

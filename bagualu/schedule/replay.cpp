@@ -1,0 +1,168 @@
+#include "bagualu/schedule/replay.h"
+
+#include <algorithm>
+
+#include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
+
+namespace bagualu {
+namespace {
+
+// Int8 codes and one fp32 scale per 128 elements of 4 bytes; see cost/residency_quantise.cpp.
+int64_t encoded_size(int64_t bytes) {
+  for (const ResidencySpec& residency : residencies()) {
+    if (residency.retire == Retire::kEncode) {
+      return round_up(residency.device_bytes(bytes), kAllocationGranularity);
+    }
+  }
+  return bytes;
+}
+
+void fill_storage(const Graph& graph, size_t s, const LayerLoad& load, MemoryTable& table) {
+  table.storage_bytes[s] = graph.storages[s].bytes.eval(graph.tokens, load);
+  table.piece_bytes[s] = graph.storages[s].piece_bytes.eval(graph.tokens, load);
+  table.encoded_bytes[s] = encoded_size(table.storage_bytes[s]);
+}
+
+void fill_op(const Graph& graph, size_t i, const LayerLoad& load, MemoryTable& table) {
+  table.fwd_workspace[i] = graph.ops[i].fwd_workspace.eval(graph.tokens, load);
+  table.bwd_workspace[i] = graph.ops[i].bwd_workspace.eval(graph.tokens, load);
+}
+
+class Walker {
+ public:
+  Walker(const Graph& graph, const Plan& plan, const MemoryTable& table, MemoryReplay& replay)
+      : graph_(graph), plan_(plan), table_(table), replay_(replay) {}
+
+  // Returns: the highest live value inside the action.
+  int64_t step(const Action& action) {
+    const int id = action.id;
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return run(create(graph_.ops[id].creates), forward_workspace(id));
+      case ActionKind::kRecompute:
+        return run(create(graph_.ops[id].creates), table_.fwd_workspace[id]);
+      case ActionKind::kBackward:
+        return run(create(graph_.ops[id].bwd_creates), backward_workspace(id));
+      case ActionKind::kFree:
+      case ActionKind::kDrop:
+        replay_.live_bytes -= table_.storage_bytes[id];
+        return replay_.live_bytes;
+      case ActionKind::kOffload:
+        replay_.host_live_bytes += table_.storage_bytes[id];
+        replay_.host_peak_bytes = std::max(replay_.host_peak_bytes, replay_.host_live_bytes);
+        return replay_.live_bytes;
+      case ActionKind::kDrain:
+        replay_.live_bytes -= table_.storage_bytes[id];
+        return replay_.live_bytes;
+      case ActionKind::kReload:
+        return run(table_.storage_bytes[id], 0);
+      case ActionKind::kAwait:
+        replay_.host_live_bytes -= table_.storage_bytes[id];
+        return replay_.live_bytes;
+      case ActionKind::kEncode:
+        return exchange(table_.encoded_bytes[id], table_.storage_bytes[id]);
+      case ActionKind::kDecode:
+        return exchange(table_.storage_bytes[id], table_.encoded_bytes[id]);
+      case ActionKind::kGate:
+        return replay_.live_bytes;
+    }
+    throw InternalError("unknown action");
+  }
+
+ private:
+  int64_t run(int64_t created, int64_t workspace) {
+    replay_.live_bytes += created;
+    return replay_.live_bytes + workspace;
+  }
+
+  int64_t exchange(int64_t made, int64_t returned) {
+    replay_.live_bytes += made;
+    const int64_t high = replay_.live_bytes;
+    replay_.live_bytes -= returned;
+    return high;
+  }
+
+  int64_t create(const std::vector<int>& storages) const {
+    int64_t sum = 0;
+    for (int s : storages) {
+      if (is_materialised(graph_, plan_, s)) sum += table_.storage_bytes[s];
+    }
+    return sum;
+  }
+
+  int64_t pieces(const std::vector<int>& storages) const {
+    int64_t sum = 0;
+    for (int s : storages) {
+      if (!is_materialised(graph_, plan_, s)) sum += table_.piece_bytes[s];
+    }
+    return sum;
+  }
+
+  int64_t forward_workspace(int op) const {
+    return table_.fwd_workspace[op] + pieces(graph_.ops[op].creates);
+  }
+  int64_t backward_workspace(int op) const {
+    return table_.bwd_workspace[op] + pieces(graph_.ops[op].bwd_saved);
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const MemoryTable& table_;
+  MemoryReplay& replay_;
+};
+
+}  // namespace
+
+MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads) {
+  MemoryTable table;
+  table.storage_bytes.resize(graph.storages.size());
+  table.piece_bytes.resize(graph.storages.size());
+  table.encoded_bytes.resize(graph.storages.size());
+  table.fwd_workspace.resize(graph.ops.size());
+  table.bwd_workspace.resize(graph.ops.size());
+  for (size_t s = 0; s < graph.storages.size(); ++s) {
+    fill_storage(graph, s, graph.load_of(graph.storages[s].layer, loads), table);
+  }
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    fill_op(graph, i, graph.load_of(graph.ops[i].layer, loads), table);
+  }
+  return table;
+}
+
+void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTable& table) {
+  for (size_t s = 0; s < graph.storages.size(); ++s) {
+    if (graph.storages[s].layer == layer) fill_storage(graph, s, load, table);
+  }
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    if (graph.ops[i].layer == layer) fill_op(graph, i, load, table);
+  }
+}
+
+void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                   const Timeline& timeline, size_t begin, MemoryReplay& replay) {
+  Walker walker(graph, plan, table, replay);
+  replay.peak_action = -1;
+  for (size_t i = begin; i < timeline.size(); ++i) {
+    const int64_t high = walker.step(timeline[i]);
+    if (high > replay.peak_bytes) {
+      replay.peak_bytes = high;
+      replay.peak_action = static_cast<int>(i);
+    }
+  }
+}
+
+std::vector<MemoryPoint> memory_profile(const Graph& graph, const Plan& plan,
+                                        const MemoryTable& table, const Timeline& timeline) {
+  MemoryReplay replay;
+  Walker walker(graph, plan, table, replay);
+  std::vector<MemoryPoint> points;
+  points.reserve(timeline.size());
+  for (const Action& action : timeline) {
+    const int64_t high = walker.step(action);
+    points.push_back({replay.live_bytes, high});
+  }
+  return points;
+}
+
+}  // namespace bagualu

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bagualu/schedule/timeline.h"
+
+namespace bagualu {
+
+/// Bytes of a graph at given loads, computed once per set of loads.
+struct MemoryTable {
+  std::vector<int64_t> storage_bytes;    ///< by storage
+  std::vector<int64_t> piece_bytes;      ///< by storage; 0 where it has none
+  std::vector<int64_t> fwd_workspace;    ///< by op, everything materialised
+  std::vector<int64_t> bwd_workspace;    ///< by op
+  std::vector<int64_t> encoded_bytes;    ///< by storage, size of the encoded copy
+};
+
+MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads);
+/// Recomputes the entries of one layer, after its gate.
+void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTable& table);
+
+/// Live bytes above the static ones, and their largest value so far.
+struct MemoryReplay {
+  int64_t live_bytes = 0;
+  int64_t peak_bytes = 0;
+  int peak_action = -1;  ///< index in the last replayed timeline, -1 if the peak is older
+  int64_t host_live_bytes = 0;
+  int64_t host_peak_bytes = 0;
+};
+
+/// Walks a timeline from `begin`. The storage states tell which expert intermediates of a forward or
+/// backward are in pieces, so `plan` must be the one the timeline was built with.
+/// Ensures: peak_bytes is at least every live value met, workspaces included.
+/// Cost: O(actions), some nanoseconds each.
+void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                   const Timeline& timeline, size_t begin, MemoryReplay& replay);
+
+/// Live bytes after every action and the peak inside it, for pictures and reports.
+struct MemoryPoint {
+  int64_t live_bytes = 0;
+  int64_t peak_bytes = 0;
+};
+std::vector<MemoryPoint> memory_profile(const Graph& graph, const Plan& plan,
+                                        const MemoryTable& table, const Timeline& timeline);
+
+}  // namespace bagualu

@@ -1,0 +1,279 @@
+#include "bagualu/schedule/timeline.h"
+
+#include <algorithm>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+Retire retire_of(const Graph& graph, const Plan& plan, int storage) {
+  const int unit = graph.storages[storage].unit;
+  return residencies()[plan.residency[unit]].retire;
+}
+
+class Appender {
+ public:
+  Appender(const Graph& graph, const Plan& plan, MicrobatchState& state, Timeline& timeline)
+      : graph_(graph), plan_(plan), state_(state), timeline_(timeline) {}
+
+  int forward() {
+    const int ops = static_cast<int>(graph_.ops.size());
+    for (; state_.next_op < ops; ++state_.next_op) {
+      const int i = state_.next_op;
+      const OpSpec& op = graph_.ops[i];
+      if (op.kind == OpKind::kAttnNorm || op.kind == OpKind::kFinalNorm) drain_point();
+      add(ActionKind::kForward, i);
+      for (int s : op.creates) state_.storage[s] = created_state(s);
+      retire_after_forward(i);
+      if (op.kind == OpKind::kRouter) {
+        drain_point();
+        add(ActionKind::kGate, op.layer);
+        ++state_.next_op;
+        return gate_of(i);
+      }
+    }
+    return -1;
+  }
+
+  void demote() {
+    if (plan_.eager_drain) drain_all();
+    for (size_t s = 0; s < state_.storage.size(); ++s) {
+      const int id = static_cast<int>(s);
+      const StorageSpec& spec = graph_.storages[s];
+      if (spec.unit < 0 || state_.storage[s] != StorageState::kLive) continue;
+      if (graph_.last_forward_read[s] >= state_.next_op) continue;
+      retire(id, /*drain_now=*/true);
+    }
+  }
+
+  void backward() {
+    BGL_CHECK(state_.next_op == static_cast<int>(graph_.ops.size()), state_.next_op);
+    drain_all();
+    int layer = -2;
+    for (int i = static_cast<int>(graph_.ops.size()) - 1; i >= 0; --i) {
+      const OpSpec& op = graph_.ops[i];
+      if (op.layer != layer) {
+        layer = op.layer;
+        if (plan_.prefetch) prefetch_before(i);
+      }
+      if (!op.has_backward) continue;
+      for (int s : op.bwd_saved) ensure_live(s);
+      add(ActionKind::kBackward, i);
+      for (int s : op.bwd_creates) state_.storage[s] = StorageState::kLive;
+      for (const auto* list : {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates}) {
+        for (int s : *list) free_after_backward(s, i);
+      }
+    }
+  }
+
+ private:
+  void add(ActionKind kind, int id) { timeline_.push_back({kind, id}); }
+
+  StorageState created_state(int s) const {
+    return is_streamed(s) && retire_of(graph_, plan_, s) == Retire::kDrop ? StorageState::kDropped
+                                                                         : StorageState::kLive;
+  }
+
+  bool is_streamed(int s) const {
+    const int unit = graph_.storages[s].unit;
+    return unit >= 0 && graph_.units[unit].rebuild == Rebuild::kInPieces;
+  }
+
+  int gate_of(int op) const {
+    for (size_t g = 0; g < graph_.gates.size(); ++g) {
+      if (graph_.gates[g].op == op) return static_cast<int>(g);
+    }
+    throw InternalError("router without a gate: " + graph_.ops[op].name);
+  }
+
+  void retire_after_forward(int i) {
+    const OpSpec& op = graph_.ops[i];
+    for (const auto* list : {&op.reads, &op.creates}) {
+      for (int s : *list) {
+        if (graph_.last_forward_read[s] != i || state_.storage[s] != StorageState::kLive) continue;
+        if (graph_.storages[s].unit < 0) {
+          add(ActionKind::kFree, s);
+          state_.storage[s] = StorageState::kGone;
+        } else {
+          retire(s, plan_.eager_drain);
+        }
+      }
+    }
+  }
+
+  void retire(int s, bool drain_now) {
+    switch (retire_of(graph_, plan_, s)) {
+      case Retire::kKeep:
+        return;
+      case Retire::kDrop:
+        add(ActionKind::kDrop, s);
+        state_.storage[s] = StorageState::kDropped;
+        return;
+      case Retire::kOffload:
+        add(ActionKind::kOffload, s);
+        if (drain_now) {
+          drain(s);
+        } else {
+          state_.storage[s] = StorageState::kDraining;
+          state_.pending.push_back({s, state_.segment});
+        }
+        return;
+      case Retire::kEncode:
+        add(ActionKind::kEncode, s);
+        state_.storage[s] = StorageState::kEncoded;
+        return;
+    }
+  }
+
+  void drain(int s) {
+    add(ActionKind::kDrain, s);
+    state_.storage[s] = StorageState::kHost;
+  }
+
+  // An offload issued in one segment (attention part, or expert part of a layer) has the whole next
+  // segment to run in; its bytes come back at the following drain point.
+  void drain_point() {
+    ++state_.segment;
+    auto keep = state_.pending.begin();
+    for (const auto& pending : state_.pending) {
+      if (pending.segment + 1 < state_.segment) {
+        drain(pending.storage);
+      } else {
+        *keep++ = pending;
+      }
+    }
+    state_.pending.erase(keep, state_.pending.end());
+  }
+
+  void drain_all() {
+    for (const auto& pending : state_.pending) drain(pending.storage);
+    state_.pending.clear();
+  }
+
+  // Reloads what the layer below `op` will need, while this layer's backward computes.
+  void prefetch_before(int op) {
+    const int layer = graph_.ops[op].layer;
+    int below = op;
+    while (below >= 0 && graph_.ops[below].layer == layer) --below;
+    if (below < 0) return;
+    const int next_layer = graph_.ops[below].layer;
+    for (int i = below; i >= 0 && graph_.ops[i].layer == next_layer; --i) {
+      for (int s : graph_.ops[i].bwd_saved) {
+        if (state_.storage[s] == StorageState::kHost) reload(s);
+      }
+    }
+  }
+
+  void reload(int s) {
+    add(ActionKind::kReload, s);
+    state_.storage[s] = StorageState::kReloading;
+  }
+
+  void ensure_live(int s) {
+    if (state_.storage[s] == StorageState::kHost) reload(s);
+    switch (state_.storage[s]) {
+      case StorageState::kLive:
+        return;
+      case StorageState::kReloading:
+        add(ActionKind::kAwait, s);
+        break;
+      case StorageState::kEncoded:
+        add(ActionKind::kDecode, s);
+        break;
+      case StorageState::kDropped:
+        if (is_streamed(s)) return;  // the experts' backward rebuilds it piece by piece
+        recompute(graph_.storages[s].producer);
+        return;
+      default:
+        throw InternalError("backward needs a storage that is gone: " + graph_.storages[s].name);
+    }
+    state_.storage[s] = StorageState::kLive;
+  }
+
+  void recompute(int op) {
+    for (int s : graph_.ops[op].reads) ensure_live(s);
+    add(ActionKind::kRecompute, op);
+    for (int s : graph_.ops[op].creates) {
+      if (state_.storage[s] == StorageState::kDropped) state_.storage[s] = StorageState::kLive;
+    }
+  }
+
+  void free_after_backward(int s, int op) {
+    if (graph_.last_backward_read[s] != op || state_.storage[s] == StorageState::kGone) return;
+    if (state_.storage[s] != StorageState::kDropped) add(ActionKind::kFree, s);
+    state_.storage[s] = StorageState::kGone;
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  MicrobatchState& state_;
+  Timeline& timeline_;
+};
+
+}  // namespace
+
+Plan uniform_plan(const Graph& graph, ResidencyId residency) {
+  Plan plan;
+  const bool rebuilds = residencies()[residency].needs_rebuild;
+  for (const UnitSpec& unit : graph.units) {
+    const bool allowed = !unit.pinned && (!rebuilds || unit.rebuild != Rebuild::kNever);
+    plan.residency.push_back(allowed ? residency : kSave);
+  }
+  return plan;
+}
+
+MicrobatchState initial_state(const Graph& graph) {
+  MicrobatchState state;
+  state.storage.assign(graph.storages.size(), StorageState::kAbsent);
+  return state;
+}
+
+int append_forward(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                   Timeline& timeline) {
+  return Appender(graph, plan, state, timeline).forward();
+}
+
+void append_demotions(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                      Timeline& timeline) {
+  Appender(graph, plan, state, timeline).demote();
+}
+
+void append_backward(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                     Timeline& timeline) {
+  Appender(graph, plan, state, timeline).backward();
+}
+
+void keep_past_choices(const Graph& graph, const MicrobatchState& state, Plan& plan) {
+  for (size_t s = 0; s < graph.storages.size(); ++s) {
+    const int unit = graph.storages[s].unit;
+    if (unit < 0) continue;
+    Retire done = Retire::kKeep;
+    if (state.storage[s] == StorageState::kDropped) done = Retire::kDrop;
+    if (state.storage[s] == StorageState::kHost || state.storage[s] == StorageState::kDraining) {
+      done = Retire::kOffload;
+    }
+    if (state.storage[s] == StorageState::kEncoded) done = Retire::kEncode;
+    if (done == Retire::kKeep || residencies()[plan.residency[unit]].retire == done) continue;
+    for (size_t r = 0; r < residencies().size(); ++r) {
+      if (residencies()[r].retire == done) plan.residency[unit] = static_cast<ResidencyId>(r);
+    }
+  }
+}
+
+Timeline build_timeline(const Graph& graph, const Plan& plan) {
+  MicrobatchState state = initial_state(graph);
+  Timeline timeline;
+  while (append_forward(graph, plan, state, timeline) >= 0) {
+  }
+  append_backward(graph, plan, state, timeline);
+  return timeline;
+}
+
+bool is_materialised(const Graph& graph, const Plan& plan, int storage) {
+  const int unit = graph.storages[storage].unit;
+  return unit < 0 || graph.units[unit].rebuild != Rebuild::kInPieces ||
+         retire_of(graph, plan, storage) != Retire::kDrop;
+}
+
+}  // namespace bagualu
