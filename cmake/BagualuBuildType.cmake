@@ -18,6 +18,7 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 add_library(bagualu_options INTERFACE)
 target_include_directories(bagualu_options INTERFACE "${CMAKE_SOURCE_DIR}")
+target_compile_definitions(bagualu_options INTERFACE BAGUALU_VERSION="${PROJECT_VERSION}")
 target_compile_options(bagualu_options INTERFACE -Wall -Wextra -Werror=return-type
                        -fdiagnostics-color=auto)
 if(BAGUALU_SANITIZE)

@@ -20,10 +20,10 @@ function(bagualu_add_room room)
   endif()
 endfunction()
 
-# bagualu_add_test(<room> a_test.cpp b_test.cpp [NAME name] [LABELS unit|golden|torch|slow ...]
+# bagualu_add_test(<room> a_test.cpp b_test.cpp [NAME name] [LABELS unit golden torch slow tsan]
 #                  [LINK targets])
 # Executable bagualu_<room>[_<name>]_test on GoogleTest, linked to bagualu_<room>; label unit
-# unless said otherwise. BAGUALU_SOURCE_DIR is the root of the tree. A test labelled torch is one
+# unless said otherwise, tsan for what 'make tsan' runs. BAGUALU_SOURCE_DIR is the root of the tree. A test labelled torch is one
 # ctest entry (loading libtorch for every case costs more than the cases); others are one per case.
 function(bagualu_add_test room)
   cmake_parse_arguments(ARG "" "NAME" "LABELS;LINK" ${ARGN})
@@ -32,6 +32,9 @@ function(bagualu_add_test room)
   endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
+  endif()
+  if(NOT BAGUALU_CORE_TESTS AND NOT "torch" IN_LIST ARG_LABELS)
+    return()
   endif()
   set(target bagualu_${room}_test)
   if(ARG_NAME)
@@ -45,6 +48,9 @@ function(bagualu_add_test room)
   target_compile_definitions(${target} PRIVATE BAGUALU_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   set_target_properties(${target} PROPERTIES
                         RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin/tests")
+  if("tsan" IN_LIST ARG_LABELS)
+    add_dependencies(tsan_tests ${target})
+  endif()
   if("torch" IN_LIST ARG_LABELS)
     # -fPIC instead of an executable's -fPIE: GCC takes a precompiled header only with equal flags.
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
@@ -54,7 +60,8 @@ function(bagualu_add_test room)
     set_tests_properties(${target} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600)
   else()
     include(GoogleTest)
-    gtest_discover_tests(${target} DISCOVERY_TIMEOUT 60
+    # PRE_TEST: a sanitized program cannot always run where it is built (see scripts/sanitize).
+    gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                          PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
   endif()
 endfunction()

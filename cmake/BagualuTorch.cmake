@@ -37,8 +37,8 @@ add_library(bagualu_torch INTERFACE)
 target_compile_options(bagualu_torch INTERFACE
                        "SHELL:-idirafter ${BAGUALU_TORCH_ROOT}/include"
                        "SHELL:-idirafter ${BAGUALU_TORCH_ROOT}/include/torch/csrc/api/include")
-# USE_C10D_GLOO only declares things here; without USE_DISTRIBUTED the c10d headers are empty.
-target_compile_definitions(bagualu_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+# Without it the c10d headers are empty.
+target_compile_definitions(bagualu_torch INTERFACE USE_DISTRIBUTED)
 target_link_libraries(bagualu_torch INTERFACE "${_lib}/libtorch_cpu.so" "${_lib}/libc10.so"
                       Threads::Threads)
 # The wheel's libraries find their own dependencies (OpenMP, CUDA) through their run path; the
