@@ -41,7 +41,7 @@ class Appender {
     for (size_t s = 0; s < state_.storage.size(); ++s) {
       const int id = static_cast<int>(s);
       const StorageSpec& spec = graph_.storages[s];
-      if (spec.unit < 0 || state_.storage[s] != StorageState::kLive) continue;
+      if (spec.unit < 0 || state_.storage[s] != StorageFate::kLive) continue;
       if (graph_.last_forward_read[s] >= state_.next_op) continue;
       retire(id, /*drain_now=*/true);
     }
@@ -60,7 +60,7 @@ class Appender {
       if (!op.has_backward) continue;
       for (int s : op.bwd_saved) ensure_live(s);
       add(ActionKind::kBackward, i);
-      for (int s : op.bwd_creates) state_.storage[s] = StorageState::kLive;
+      for (int s : op.bwd_creates) state_.storage[s] = StorageFate::kLive;
       for (const auto* list : {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates}) {
         for (int s : *list) free_after_backward(s, i);
       }
@@ -70,9 +70,9 @@ class Appender {
  private:
   void add(ActionKind kind, int id) { timeline_.push_back({kind, id}); }
 
-  StorageState created_state(int s) const {
-    return is_streamed(s) && retire_of(graph_, plan_, s) == Retire::kDrop ? StorageState::kDropped
-                                                                         : StorageState::kLive;
+  StorageFate created_state(int s) const {
+    return is_streamed(s) && retire_of(graph_, plan_, s) == Retire::kDrop ? StorageFate::kDropped
+                                                                         : StorageFate::kLive;
   }
 
   bool is_streamed(int s) const {
@@ -91,10 +91,10 @@ class Appender {
     const OpSpec& op = graph_.ops[i];
     for (const auto* list : {&op.reads, &op.creates}) {
       for (int s : *list) {
-        if (graph_.last_forward_read[s] != i || state_.storage[s] != StorageState::kLive) continue;
+        if (graph_.last_forward_read[s] != i || state_.storage[s] != StorageFate::kLive) continue;
         if (graph_.storages[s].unit < 0) {
           add(ActionKind::kFree, s);
-          state_.storage[s] = StorageState::kGone;
+          state_.storage[s] = StorageFate::kGone;
         } else {
           retire(s, plan_.eager_drain);
         }
@@ -108,27 +108,27 @@ class Appender {
         return;
       case Retire::kDrop:
         add(ActionKind::kDrop, s);
-        state_.storage[s] = StorageState::kDropped;
+        state_.storage[s] = StorageFate::kDropped;
         return;
       case Retire::kOffload:
         add(ActionKind::kOffload, s);
         if (drain_now) {
           drain(s);
         } else {
-          state_.storage[s] = StorageState::kDraining;
+          state_.storage[s] = StorageFate::kDraining;
           state_.pending.push_back({s, state_.segment});
         }
         return;
       case Retire::kEncode:
         add(ActionKind::kEncode, s);
-        state_.storage[s] = StorageState::kEncoded;
+        state_.storage[s] = StorageFate::kEncoded;
         return;
     }
   }
 
   void drain(int s) {
     add(ActionKind::kDrain, s);
-    state_.storage[s] = StorageState::kHost;
+    state_.storage[s] = StorageFate::kHost;
   }
 
   // An offload issued in one segment (attention part, or expert part of a layer) has the whole next
@@ -160,49 +160,49 @@ class Appender {
     const int next_layer = graph_.ops[below].layer;
     for (int i = below; i >= 0 && graph_.ops[i].layer == next_layer; --i) {
       for (int s : graph_.ops[i].bwd_saved) {
-        if (state_.storage[s] == StorageState::kHost) reload(s);
+        if (state_.storage[s] == StorageFate::kHost) reload(s);
       }
     }
   }
 
   void reload(int s) {
     add(ActionKind::kReload, s);
-    state_.storage[s] = StorageState::kReloading;
+    state_.storage[s] = StorageFate::kReloading;
   }
 
   void ensure_live(int s) {
-    if (state_.storage[s] == StorageState::kHost) reload(s);
+    if (state_.storage[s] == StorageFate::kHost) reload(s);
     switch (state_.storage[s]) {
-      case StorageState::kLive:
+      case StorageFate::kLive:
         return;
-      case StorageState::kReloading:
+      case StorageFate::kReloading:
         add(ActionKind::kAwait, s);
         break;
-      case StorageState::kEncoded:
+      case StorageFate::kEncoded:
         add(ActionKind::kDecode, s);
         break;
-      case StorageState::kDropped:
+      case StorageFate::kDropped:
         if (is_streamed(s)) return;  // the experts' backward rebuilds it piece by piece
         recompute(graph_.storages[s].producer);
         return;
       default:
         throw InternalError("backward needs a storage that is gone: " + graph_.storages[s].name);
     }
-    state_.storage[s] = StorageState::kLive;
+    state_.storage[s] = StorageFate::kLive;
   }
 
   void recompute(int op) {
     for (int s : graph_.ops[op].reads) ensure_live(s);
     add(ActionKind::kRecompute, op);
     for (int s : graph_.ops[op].creates) {
-      if (state_.storage[s] == StorageState::kDropped) state_.storage[s] = StorageState::kLive;
+      if (state_.storage[s] == StorageFate::kDropped) state_.storage[s] = StorageFate::kLive;
     }
   }
 
   void free_after_backward(int s, int op) {
-    if (graph_.last_backward_read[s] != op || state_.storage[s] == StorageState::kGone) return;
-    if (state_.storage[s] != StorageState::kDropped) add(ActionKind::kFree, s);
-    state_.storage[s] = StorageState::kGone;
+    if (graph_.last_backward_read[s] != op || state_.storage[s] == StorageFate::kGone) return;
+    if (state_.storage[s] != StorageFate::kDropped) add(ActionKind::kFree, s);
+    state_.storage[s] = StorageFate::kGone;
   }
 
   const Graph& graph_;
@@ -225,7 +225,7 @@ Plan uniform_plan(const Graph& graph, ResidencyId residency) {
 
 MicrobatchState initial_state(const Graph& graph) {
   MicrobatchState state;
-  state.storage.assign(graph.storages.size(), StorageState::kAbsent);
+  state.storage.assign(graph.storages.size(), StorageFate::kAbsent);
   return state;
 }
 
@@ -249,11 +249,11 @@ void keep_past_choices(const Graph& graph, const MicrobatchState& state, Plan& p
     const int unit = graph.storages[s].unit;
     if (unit < 0) continue;
     Retire done = Retire::kKeep;
-    if (state.storage[s] == StorageState::kDropped) done = Retire::kDrop;
-    if (state.storage[s] == StorageState::kHost || state.storage[s] == StorageState::kDraining) {
+    if (state.storage[s] == StorageFate::kDropped) done = Retire::kDrop;
+    if (state.storage[s] == StorageFate::kHost || state.storage[s] == StorageFate::kDraining) {
       done = Retire::kOffload;
     }
-    if (state.storage[s] == StorageState::kEncoded) done = Retire::kEncode;
+    if (state.storage[s] == StorageFate::kEncoded) done = Retire::kEncode;
     if (done == Retire::kKeep || residencies()[plan.residency[unit]].retire == done) continue;
     for (size_t r = 0; r < residencies().size(); ++r) {
       if (residencies()[r].retire == done) plan.residency[unit] = static_cast<ResidencyId>(r);

@@ -68,7 +68,7 @@ using Timeline = std::vector<Action>;
 /// One line per action, for golden files and dumps.
 std::string timeline_to_text(const Graph& graph, const Timeline& timeline);
 
-enum class StorageState : uint8_t {
+enum class StorageFate : uint8_t {
   kAbsent,    ///< not created yet
   kLive,
   kDropped,
@@ -85,7 +85,7 @@ struct MicrobatchState {
     int storage = -1;
     int segment = 0;  ///< drained at the first drain point of a later segment
   };
-  std::vector<StorageState> storage;
+  std::vector<StorageFate> storage;
   std::vector<PendingDrain> pending;
   int next_op = 0;
   int segment = 0;
