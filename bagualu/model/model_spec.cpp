@@ -1,0 +1,220 @@
+#include "bagualu/model/model_spec.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+constexpr const char* kFormat = "bagualu.model";
+constexpr int64_t kFormatVersion = 1;
+
+// Limits that keep every product of dimensions inside int64; no published model comes near them.
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxWidth = int64_t{1} << 20;
+constexpr int64_t kMaxVocab = int64_t{1} << 24;
+constexpr int64_t kMaxExperts = 65536;  // routing indices are kept in 16 bits
+constexpr double kMaxParameters = 1e15;
+
+/// Rows of GEMM operands stay 64-byte aligned in fp32, so that a chunk of rows gives the same bits
+/// wherever it lies.
+constexpr int64_t kWidthMultiple = 16;
+
+/// Complaints about one spec.
+class Checker {
+ public:
+  explicit Checker(const std::string& where) : where_(where) {}
+
+  void range(const char* field, int64_t value, int64_t min, int64_t max) const {
+    if (value >= min && value <= max) return;
+    fail(field, fmt::format("{}", value), fmt::format("an integer from {} to {}", min, max));
+  }
+  void width(const char* field, int64_t value) const {
+    range(field, value, 1, kMaxWidth);
+    if (value % kWidthMultiple == 0) return;
+    fail(field, fmt::format("{}", value),
+         "a multiple of 16 (rows stay 64-byte aligned, so that row chunks give the same bits)");
+  }
+  void number(const char* field, double value, bool ok, const char* allowed) const {
+    if (std::isfinite(value) && ok) return;
+    fail(field, fmt::format("{}", value), allowed);
+  }
+  [[noreturn]] void fail(const char* field, std::string found, std::string allowed) const {
+    throw InvalidInput(where_, field, std::move(found), std::move(allowed));
+  }
+
+ private:
+  const std::string& where_;
+};
+
+void validate_dimensions(const ModelSpec& spec, const Checker& check) {
+  check.range("layers", spec.layers, 1, kMaxLayers);
+  check.width("hidden", spec.hidden);
+  check.range("kv_heads", spec.kv_heads, 1, kMaxWidth);
+  check.range("heads", spec.heads, 1, kMaxWidth);
+  if (spec.heads % spec.kv_heads != 0) {
+    check.fail("heads", fmt::format("{}", spec.heads),
+               fmt::format("a multiple of kv_heads = {}", spec.kv_heads));
+  }
+  check.width("head_dim", spec.head_dim);
+  check.range("heads * head_dim", spec.heads * spec.head_dim, 1, kMaxWidth);
+  check.range("vocab", spec.vocab, 2, kMaxVocab);
+  check.range("experts", spec.experts, 1, kMaxExperts);
+  if (spec.top_k < 1 || spec.top_k > spec.experts) {
+    check.fail("top_k", fmt::format("{}", spec.top_k),
+               fmt::format("an integer from 1 to experts = {}", spec.experts));
+  }
+  check.width("expert_ffn", spec.expert_ffn);
+  if (spec.shared_ffn != 0) check.width("shared_ffn", spec.shared_ffn);
+}
+
+void validate_layers(const ModelSpec& spec, const Checker& check) {
+  if (static_cast<int64_t>(spec.moe_layer.size()) != spec.layers) {
+    check.fail("moe_layer", fmt::format("{} entries", spec.moe_layer.size()),
+               fmt::format("one per layer, {}", spec.layers));
+  }
+  if (spec.moe_layers() == 0) {
+    check.fail("dense_layers", "every layer", "at least one layer with experts");
+  }
+  const bool has_dense = spec.moe_layers() < spec.layers;
+  if (has_dense) check.width("dense_ffn", spec.dense_ffn);
+  if (!has_dense && spec.dense_ffn != 0) {
+    check.fail("dense_ffn", fmt::format("{}", spec.dense_ffn), "0, since no layer is dense");
+  }
+}
+
+void validate_numbers(const ModelSpec& spec, const Checker& check) {
+  check.number("rms_eps", spec.rms_eps, spec.rms_eps > 0 && spec.rms_eps < 1,
+               "a number between 0 and 1");
+  check.number("rope_theta", spec.rope_theta, spec.rope_theta > 1, "a number above 1");
+  check.number("dropout", spec.dropout, spec.dropout >= 0 && spec.dropout < 1,
+               "a number from 0 to below 1");
+  check.number("aux_loss_coef", spec.aux_loss_coef, spec.aux_loss_coef >= 0, "a number, 0 or more");
+  check.number("z_loss_coef", spec.z_loss_coef, spec.z_loss_coef >= 0, "a number, 0 or more");
+  check.number("router_bias_rate", spec.router_bias_rate, spec.router_bias_rate >= 0,
+               "a number, 0 or more");
+}
+
+/// A spec that says it is of a family has to be one that family can express.
+void validate_family(const ModelSpec& spec, const Checker& check) {
+  if (spec.family == "native") return;
+  const bool mixtral = spec.family == "mixtral";
+  if (!mixtral && spec.family != "qwen3_moe") {
+    check.fail("family", spec.family, "native, mixtral or qwen3_moe");
+  }
+  const auto needs = [&](bool ok, const char* field, std::string found, const char* allowed) {
+    if (!ok) check.fail(field, std::move(found), fmt::format("{} ({})", allowed, spec.family));
+  };
+  needs(spec.shared_ffn == 0, "shared_ffn", fmt::format("{}", spec.shared_ffn), "0");
+  needs(spec.qk_norm != mixtral, "qk_norm", spec.qk_norm ? "true" : "false",
+        mixtral ? "false" : "true");
+  if (!mixtral) return;
+  needs(spec.norm_topk_prob, "norm_topk_prob", "false", "true");
+  needs(spec.moe_layers() == spec.layers, "dense_layers", "dense layers", "none");
+}
+
+double approximate_parameters(const ModelSpec& spec) {
+  const auto real = [](int64_t n) { return static_cast<double>(n); };
+  const double attention = real(spec.hidden) * real(spec.qkv_width() + spec.q_width());
+  const double dense = 3.0 * real(spec.hidden) * real(std::max(spec.dense_ffn, spec.shared_ffn));
+  const double experts = 3.0 * real(spec.experts) * real(spec.expert_ffn) * real(spec.hidden);
+  return real(spec.layers) * (attention + dense + experts) +
+         2.0 * real(spec.vocab) * real(spec.hidden);
+}
+
+}  // namespace
+
+int64_t ModelSpec::moe_layers() const {
+  return std::count_if(moe_layer.begin(), moe_layer.end(), [](uint8_t moe) { return moe != 0; });
+}
+
+void validate(const ModelSpec& spec, const std::string& where) {
+  const Checker check(where);
+  validate_dimensions(spec, check);
+  validate_layers(spec, check);
+  validate_numbers(spec, check);
+  validate_family(spec, check);
+  const double parameters = approximate_parameters(spec);
+  check.number("parameters", parameters, parameters <= kMaxParameters, "at most 1e15 in all");
+}
+
+ModelSpec model_from_json(const Json& object, const std::string& where) {
+  JsonReader reader(object, where);
+  const std::string format = reader.string_or("format", kFormat);
+  if (format != kFormat) throw InvalidInput(where, "format", format, kFormat);
+  reader.int64_or("version", kFormatVersion, kFormatVersion, kFormatVersion);
+
+  ModelSpec spec;
+  spec.name = reader.string_or("name", "");
+  spec.family = reader.string_or("family", spec.family);
+  spec.layers = reader.int64("layers", 1, kMaxLayers);
+  spec.hidden = reader.int64("hidden", 1, kMaxWidth);
+  spec.heads = reader.int64("heads", 1, kMaxWidth);
+  spec.kv_heads = reader.int64("kv_heads", 1, kMaxWidth);
+  spec.head_dim = reader.int64("head_dim", 1, kMaxWidth);
+  spec.vocab = reader.int64("vocab", 2, kMaxVocab);
+  spec.experts = reader.int64("experts", 1, kMaxExperts);
+  spec.top_k = reader.int64("top_k", 1);
+  spec.expert_ffn = reader.int64("expert_ffn", 1, kMaxWidth);
+  spec.shared_ffn = reader.int64_or("shared_ffn", 0, 0, kMaxWidth);
+  spec.dense_ffn = reader.int64_or("dense_ffn", 0, 0, kMaxWidth);
+  spec.moe_layer.assign(static_cast<size_t>(spec.layers), 1);
+  for (const int64_t layer : reader.int64_list_or("dense_layers", {}, 0, spec.layers - 1)) {
+    spec.moe_layer[static_cast<size_t>(layer)] = 0;
+  }
+  spec.qk_norm = reader.boolean_or("qk_norm", spec.qk_norm);
+  spec.norm_topk_prob = reader.boolean_or("norm_topk_prob", spec.norm_topk_prob);
+  spec.rms_eps = reader.number_or("rms_eps", spec.rms_eps);
+  spec.rope_theta = reader.number_or("rope_theta", spec.rope_theta);
+  spec.dropout = reader.number_or("dropout", spec.dropout);
+  spec.aux_loss_coef = reader.number_or("aux_loss_coef", spec.aux_loss_coef);
+  spec.z_loss_coef = reader.number_or("z_loss_coef", spec.z_loss_coef);
+  spec.router_bias_rate = reader.number_or("router_bias_rate", spec.router_bias_rate);
+  reader.finish();
+  validate(spec, where);
+  return spec;
+}
+
+Json to_json(const ModelSpec& spec) {
+  Json dense_layers = Json::array();
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    if (!spec.is_moe(layer)) dense_layers.push_back(layer);
+  }
+  return {{"format", kFormat},
+          {"version", kFormatVersion},
+          {"name", spec.name},
+          {"family", spec.family},
+          {"layers", spec.layers},
+          {"hidden", spec.hidden},
+          {"heads", spec.heads},
+          {"kv_heads", spec.kv_heads},
+          {"head_dim", spec.head_dim},
+          {"vocab", spec.vocab},
+          {"experts", spec.experts},
+          {"top_k", spec.top_k},
+          {"expert_ffn", spec.expert_ffn},
+          {"shared_ffn", spec.shared_ffn},
+          {"dense_ffn", spec.dense_ffn},
+          {"dense_layers", dense_layers},
+          {"qk_norm", spec.qk_norm},
+          {"norm_topk_prob", spec.norm_topk_prob},
+          {"rms_eps", spec.rms_eps},
+          {"rope_theta", spec.rope_theta},
+          {"dropout", spec.dropout},
+          {"aux_loss_coef", spec.aux_loss_coef},
+          {"z_loss_coef", spec.z_loss_coef},
+          {"router_bias_rate", spec.router_bias_rate}};
+}
+
+ModelSpec model_from_file(const std::filesystem::path& path) {
+  const Json object = read_json_file(path);
+  const std::string where = path.string();
+  const bool hugging_face = object.contains("model_type") || object.contains("architectures");
+  return hugging_face ? model_from_hf_config(object, where) : model_from_json(object, where);
+}
+
+}  // namespace bagualu

@@ -1,0 +1,118 @@
+#include "bagualu/model/parameter_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
+
+namespace bagualu {
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+/// Appends parameters and gives each its place.
+class LayoutBuilder {
+ public:
+  void weight(std::string name, int64_t layer, std::vector<int64_t> shape,
+              ParameterGroup group = ParameterGroup::kDense) {
+    add({std::move(name), std::move(shape), group, true, layer, 0, 0});
+  }
+  void norm(std::string name, int64_t layer, int64_t width) {
+    add({std::move(name), {width}, ParameterGroup::kDense, false, layer, 0, 0});
+  }
+  ParameterLayout take() { return std::move(layout_); }
+
+ private:
+  void add(Parameter parameter) {
+    int64_t& end = parameter.group == ParameterGroup::kDense ? layout_.dense_elements
+                                                             : layout_.expert_elements;
+    parameter.elements = product(parameter.shape);
+    parameter.offset_elements = end;
+    end = round_up(end + parameter.elements, kParameterAlignmentElements);
+    layout_.parameters.push_back(std::move(parameter));
+  }
+
+  ParameterLayout layout_;
+};
+
+void add_attention(const ModelSpec& spec, int64_t layer, LayoutBuilder* builder) {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  builder->norm(prefix + "attn_norm", layer, spec.hidden);
+  builder->weight(prefix + "qkv", layer, {spec.qkv_width(), spec.hidden});
+  if (spec.qk_norm) {
+    builder->norm(prefix + "q_norm", layer, spec.head_dim);
+    builder->norm(prefix + "k_norm", layer, spec.head_dim);
+  }
+  builder->weight(prefix + "attn_proj", layer, {spec.hidden, spec.q_width()});
+}
+
+void add_mlp(const ModelSpec& spec, int64_t layer, int64_t experts_local, LayoutBuilder* builder) {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  builder->norm(prefix + "mlp_norm", layer, spec.hidden);
+  if (!spec.is_moe(layer)) {
+    builder->weight(prefix + "mlp_fc1", layer, {2 * spec.dense_ffn, spec.hidden});
+    builder->weight(prefix + "mlp_fc2", layer, {spec.hidden, spec.dense_ffn});
+    return;
+  }
+  builder->weight(prefix + "router", layer, {spec.experts, spec.hidden});
+  if (spec.shared_ffn > 0) {
+    builder->weight(prefix + "shared_fc1", layer, {2 * spec.shared_ffn, spec.hidden});
+    builder->weight(prefix + "shared_fc2", layer, {spec.hidden, spec.shared_ffn});
+  }
+  builder->weight(prefix + "expert_fc1", layer, {experts_local, 2 * spec.expert_ffn, spec.hidden},
+                  ParameterGroup::kExpert);
+  builder->weight(prefix + "expert_fc2", layer, {experts_local, spec.hidden, spec.expert_ffn},
+                  ParameterGroup::kExpert);
+}
+
+}  // namespace
+
+const Parameter& ParameterLayout::find(std::string_view name) const {
+  const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                  [&](const Parameter& p) { return p.name == name; });
+  BGL_CHECK(found != parameters.end(), name);
+  return *found;
+}
+
+ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size) {
+  BGL_CHECK(ep_size > 0 && spec.experts % ep_size == 0, spec.experts, ep_size);
+  LayoutBuilder builder;
+  builder.weight("embed_tokens", -1, {spec.vocab, spec.hidden});
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    add_attention(spec, layer, &builder);
+    add_mlp(spec, layer, spec.experts / ep_size, &builder);
+  }
+  builder.norm("final_norm", -1, spec.hidden);
+  builder.weight("lm_head", -1, {spec.vocab, spec.hidden});
+  return builder.take();
+}
+
+int64_t total_parameters(const ModelSpec& spec) {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameter_layout(spec, 1).parameters) {
+    total += parameter.elements;
+  }
+  return total;
+}
+
+int64_t active_parameters(const ModelSpec& spec) {
+  const int64_t per_expert = 3 * spec.expert_ffn * spec.hidden;
+  return total_parameters(spec) - spec.moe_layers() * (spec.experts - spec.top_k) * per_expert;
+}
+
+std::vector<std::string> router_bias_names(const ModelSpec& spec) {
+  std::vector<std::string> names;
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    if (spec.is_moe(layer)) names.push_back(fmt::format("layers.{}.router_bias", layer));
+  }
+  return names;
+}
+
+}  // namespace bagualu

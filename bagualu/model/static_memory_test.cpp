@@ -1,0 +1,132 @@
+#include "bagualu/model/static_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+ModelSpec preset(const std::string& name) {
+  return model_from_file(std::string(BAGUALU_SOURCE_DIR) + "/configs/models/" + name + ".json");
+}
+
+TEST(ParameterLayout, ListsTheParametersInOrderOfExecution) {
+  std::vector<std::string> names;
+  for (const Parameter& p : parameter_layout(preset("tiny"), 4).parameters) {
+    if (p.layer < 2) names.push_back(p.name);
+  }
+  const std::vector<std::string> expected = {
+      "embed_tokens",        "layers.0.attn_norm",  "layers.0.qkv",
+      "layers.0.attn_proj",  "layers.0.mlp_norm",   "layers.0.mlp_fc1",
+      "layers.0.mlp_fc2",    "layers.1.attn_norm",  "layers.1.qkv",
+      "layers.1.attn_proj",  "layers.1.mlp_norm",   "layers.1.router",
+      "layers.1.shared_fc1", "layers.1.shared_fc2", "layers.1.expert_fc1",
+      "layers.1.expert_fc2", "final_norm",          "lm_head"};
+  EXPECT_EQ(names, expected);
+}
+
+TEST(ParameterLayout, GivesShapes) {
+  const ParameterLayout layout = parameter_layout(preset("tiny"), 4);
+  const auto shape = [&](const char* name) { return layout.find(name).shape; };
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(shape("embed_tokens"), (Shape{256, 64}));
+  EXPECT_EQ(shape("layers.0.qkv"), (Shape{128, 64}));  // (4 + 2 * 2) heads * 16
+  EXPECT_EQ(shape("layers.0.attn_proj"), (Shape{64, 64}));
+  EXPECT_EQ(shape("layers.0.mlp_fc1"), (Shape{256, 64}));  // gate and up
+  EXPECT_EQ(shape("layers.0.mlp_fc2"), (Shape{64, 128}));
+  EXPECT_EQ(shape("layers.1.router"), (Shape{8, 64}));
+  EXPECT_EQ(shape("layers.1.expert_fc1"), (Shape{2, 128, 64}));  // 8 experts on 4 ranks
+  EXPECT_EQ(shape("layers.1.expert_fc2"), (Shape{2, 64, 64}));
+  EXPECT_EQ(shape("layers.1.shared_fc1"), (Shape{128, 64}));
+  EXPECT_EQ(shape("layers.1.shared_fc2"), (Shape{64, 64}));
+  EXPECT_THROW(layout.find("layers.0.router"), InternalError);
+}
+
+TEST(ParameterLayout, NormsHaveNoDecayAndExpertsTheirOwnGroup) {
+  for (const Parameter& p : parameter_layout(preset("qwen3-30b-a3b"), 8).parameters) {
+    EXPECT_EQ(p.decay, p.name.find("norm") == std::string::npos) << p.name;
+    EXPECT_EQ(p.group == ParameterGroup::kExpert, p.name.find("expert") != std::string::npos)
+        << p.name;
+  }
+}
+
+TEST(ParameterLayout, FillsTheFlatBuffersWithoutOverlap) {
+  ModelSpec odd = preset("tiny");
+  odd.vocab = 257;
+  for (const ModelSpec& spec : {preset("tiny"), preset("demo"), preset("qwen3-30b-a3b"), odd}) {
+    const ParameterLayout layout = parameter_layout(spec, 4);
+    std::set<std::string> names;
+    int64_t end[2] = {0, 0};
+    for (const Parameter& p : layout.parameters) {
+      int64_t& group_end = end[p.group == ParameterGroup::kExpert];
+      EXPECT_TRUE(names.insert(p.name).second) << p.name;
+      EXPECT_EQ(p.offset_elements % 16, 0) << p.name;
+      EXPECT_GE(p.offset_elements, group_end) << p.name;
+      EXPECT_LT(p.offset_elements, group_end + 16) << p.name;
+      EXPECT_EQ(p.elements,
+                std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>()));
+      group_end = p.offset_elements + p.elements;
+    }
+    EXPECT_EQ(layout.group_elements(ParameterGroup::kDense), layout.dense_elements);
+    EXPECT_EQ(layout.group_elements(ParameterGroup::kExpert), layout.expert_elements);
+    EXPECT_EQ(layout.dense_elements, (end[0] + 15) / 16 * 16);
+    EXPECT_EQ(layout.expert_elements, (end[1] + 15) / 16 * 16);
+  }
+}
+
+TEST(ParameterCounts, EqualThePublishedOnes) {
+  // The models' cards: Mixtral 8x7B 46.7 B (12.9 B active), Qwen3-30B-A3B 30.5 B (3.3 B active).
+  EXPECT_EQ(total_parameters(preset("mixtral-8x7b")), 46'702'792'704);
+  EXPECT_EQ(active_parameters(preset("mixtral-8x7b")), 12'879'925'248);
+  EXPECT_EQ(total_parameters(preset("qwen3-30b-a3b")), 30'532'122'624);
+  EXPECT_EQ(active_parameters(preset("qwen3-30b-a3b")), 3'353'032'704);
+}
+
+TEST(StaticMemory, CountsEveryStorageOnce) {
+  // demo, EP 4. Dense elements: embedding and head 2 * 256 * 128 = 65,536; per layer norms
+  // 2 * 128, qkv (8 + 2 * 4) * 16 * 128 = 32,768, attn_proj 128 * 128 = 16,384, router
+  // 16 * 128 = 2,048: 51,456 * 4 layers = 205,824; final norm 128. Sum 271,488.
+  // Expert elements: 4 local experts * 3 * 128 * 128 * 4 layers = 786,432.
+  const StaticMemory memory = static_memory(preset("demo"), {4, 4}, Dtype::kFp32);
+  EXPECT_EQ(memory.dense_bytes, int64_t{271'488} * 16);  // 4 buffers of 4 bytes
+  EXPECT_EQ(memory.expert_bytes, int64_t{786'432} * 16);
+  EXPECT_EQ(memory.buffer_bytes, 4 * 64);  // 16 biases of 4 bytes per layer
+  EXPECT_EQ(memory.total_bytes(), 16'926'976);
+  EXPECT_EQ(memory.storages.size(), 12u);
+  int64_t sum = 0;
+  for (const StaticStorage& storage : memory.storages) {
+    EXPECT_EQ(storage.bytes % 64, 0) << storage.name;
+    sum += storage.bytes;
+  }
+  EXPECT_EQ(sum, memory.total_bytes());
+}
+
+TEST(StaticMemory, AddsAWorkingCopyInBf16) {
+  const StaticMemory memory = static_memory(preset("demo"), {4, 4}, Dtype::kBf16);
+  EXPECT_EQ(memory.dense_bytes, int64_t{271'488} * 18);
+  EXPECT_EQ(memory.expert_bytes, int64_t{786'432} * 18);
+  EXPECT_EQ(memory.storages.size(), 14u);
+}
+
+TEST(StaticMemory, SplitsExpertsOnlyOverExpertParallelRanks) {
+  const StaticMemory one = static_memory(preset("demo"), {8, 1}, Dtype::kFp32);
+  const StaticMemory four = static_memory(preset("demo"), {8, 4}, Dtype::kFp32);
+  EXPECT_EQ(one.expert_bytes, 4 * four.expert_bytes);
+  EXPECT_EQ(one.dense_bytes, four.dense_bytes);
+}
+
+TEST(RouterBias, ExistsInLayersWithExpertsOnly) {
+  EXPECT_EQ(router_bias_names(preset("tiny")),
+            (std::vector<std::string>{"layers.1.router_bias", "layers.2.router_bias",
+                                      "layers.3.router_bias"}));
+}
+
+}  // namespace
+}  // namespace bagualu
