@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "bagualu/graph/native_workspace.h"
+
 namespace bagualu {
 namespace {
 
@@ -37,6 +39,7 @@ class Builder {
       }
     }
     head();
+    set_native_workspaces(spec_, options_, graph_);
     graph_.finalize();
     return std::move(graph_);
   }

@@ -12,6 +12,7 @@ struct NativeGraphOptions {
   int64_t seq = 128;             ///< tokens per sequence
   Dtype dtype = Dtype::kFp32;
   int64_t ep_size = 1;
+  int64_t threads = 1;  ///< compute threads of the rank: attention's scratch grows with them
 };
 
 /// The operator graph of the `native` implementation profile: the operators of runtime/ops, one
