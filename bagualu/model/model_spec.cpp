@@ -10,7 +10,6 @@
 namespace bagualu {
 namespace {
 
-constexpr const char* kFormat = "bagualu.model";
 constexpr int64_t kFormatVersion = 1;
 
 // Limits that keep every product of dimensions inside int64; no published model comes near them.
@@ -144,8 +143,6 @@ void validate(const ModelSpec& spec, const std::string& where) {
 
 ModelSpec model_from_json(const Json& object, const std::string& where) {
   JsonReader reader(object, where);
-  const std::string format = reader.string_or("format", kFormat);
-  if (format != kFormat) throw InvalidInput(where, "format", format, kFormat);
   reader.int64_or("version", kFormatVersion, kFormatVersion, kFormatVersion);
 
   ModelSpec spec;
@@ -164,7 +161,11 @@ ModelSpec model_from_json(const Json& object, const std::string& where) {
   spec.dense_ffn = reader.int64_or("dense_ffn", 0, 0, kMaxWidth);
   spec.moe_layer.assign(static_cast<size_t>(spec.layers), 1);
   for (const int64_t layer : reader.int64_list_or("dense_layers", {}, 0, spec.layers - 1)) {
-    spec.moe_layer[static_cast<size_t>(layer)] = 0;
+    uint8_t& moe = spec.moe_layer[static_cast<size_t>(layer)];
+    if (moe == 0) {
+      throw InvalidInput(where, "dense_layers", fmt::format("{} twice", layer), "each layer once");
+    }
+    moe = 0;
   }
   spec.qk_norm = reader.boolean_or("qk_norm", spec.qk_norm);
   spec.norm_topk_prob = reader.boolean_or("norm_topk_prob", spec.norm_topk_prob);
@@ -184,8 +185,7 @@ Json to_json(const ModelSpec& spec) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     if (!spec.is_moe(layer)) dense_layers.push_back(layer);
   }
-  return {{"format", kFormat},
-          {"version", kFormatVersion},
+  return {{"version", kFormatVersion},
           {"name", spec.name},
           {"family", spec.family},
           {"layers", spec.layers},

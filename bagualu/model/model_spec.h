@@ -59,7 +59,7 @@ struct ModelSpec {
 void validate(const ModelSpec& spec, const std::string& where);
 
 /// Native schema (docs/formats.md): keys as the fields of ModelSpec, with `dense_layers` (a list of
-/// layer numbers) in place of moe_layer. Unknown keys are errors.
+/// layer numbers) in place of moe_layer, and `version` (1, optional). Unknown keys are errors.
 ModelSpec model_from_json(const Json& object, const std::string& where);
 Json to_json(const ModelSpec& spec);
 

@@ -50,9 +50,8 @@ TEST(ModelSpec, EveryPresetSurvivesARoundTrip) {
 
 TEST(ModelSpec, DefaultsAreThoseOfTheStruct) {
   Json object = tiny_json();
-  for (const char* key :
-       {"format", "version", "family", "qk_norm", "norm_topk_prob", "rms_eps", "rope_theta",
-        "dropout", "aux_loss_coef", "z_loss_coef", "router_bias_rate"}) {
+  for (const char* key : {"version", "family", "qk_norm", "norm_topk_prob", "rms_eps", "rope_theta",
+                          "dropout", "aux_loss_coef", "z_loss_coef", "router_bias_rate"}) {
     object.erase(key);
   }
   EXPECT_EQ(model_from_json(object, "test"), model_from_json(tiny_json(), "test"));
@@ -65,7 +64,6 @@ TEST(ModelSpec, RefusesBadValuesNamingTheField) {
     const char* field;  // that the message names
   };
   const std::vector<Case> cases = {
-      {"format", "other", "format"},
       {"version", 2, "version"},
       {"layers", 0, "layers"},
       {"layers", -4, "layers"},
@@ -92,6 +90,7 @@ TEST(ModelSpec, RefusesBadValuesNamingTheField) {
       {"dense_layers", {4}, "dense_layers[0]"},
       {"dense_layers", {0, -1}, "dense_layers[1]"},
       {"dense_layers", {0, 1, 2, 3}, "dense_layers"},
+      {"dense_layers", {0, 0}, "dense_layers"},
       {"qk_norm", 1, "qk_norm"},
       {"rms_eps", 0, "rms_eps"},
       {"rope_theta", 1, "rope_theta"},
