@@ -5,6 +5,7 @@ readonly ROOT=$PWD
 # Not the first on PATH: a cmake from another place could reconfigure a build folder on every run.
 CMAKE=$(test -x /usr/bin/cmake && echo /usr/bin/cmake || echo cmake)
 CTEST=$(test -x /usr/bin/ctest && echo /usr/bin/ctest || echo ctest)
+readonly CMAKE CTEST
 readonly VENV=$ROOT/.venv
 readonly VENV_PYTHON=$VENV/bin/python3
 
@@ -19,6 +20,15 @@ jobs_for() {
   by_memory=$((free_mb / $1))
   ((by_memory >= 1)) || by_memory=1
   echo $((by_memory < cores ? by_memory : cores))
+}
+
+# run_ctest FOLDER ARGUMENTS...: prints what failed and the closing lines, not hundreds of passes.
+run_ctest() {
+  local folder=$1
+  shift
+  say "ctest in $folder"
+  "$CTEST" --test-dir "$folder" --output-on-failure "$@" |
+    { grep -vE '^ +Start |\.\. +Passed +[0-9.]+ sec$' || true; }
 }
 
 # Newest supported Python: prints its path. pyenv's shims exist without their Python: run each.
