@@ -40,4 +40,11 @@ void scatter_piece(const at::Tensor& rows, const at::Tensor& row_probs, const Wi
 void unpack_rows(const at::Tensor& wire, const WireLayout& layout, const ReceivedRows& received,
                  at::Tensor& rows, at::Tensor& row_probs);
 
+namespace detail {
+/// The same on ATen calls alone.
+void pack_rows_aten(const at::Tensor& x, const at::Tensor& probs, const at::Tensor& row_map,
+                    const WireLayout& layout, at::Tensor& wire);
+void combine_rows_aten(const at::Tensor& wire, const at::Tensor& row_map, const WireLayout& layout,
+                       bool accumulate, at::Tensor& out, at::Tensor& d_probs);
+}  // namespace detail
 }  // namespace bagualu::ops

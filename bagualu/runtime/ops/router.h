@@ -48,4 +48,13 @@ void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
                      const at::Tensor& x, const at::Tensor& w, const RouterOptions& options,
                      double loss_scale, at::Tensor& logits, at::Tensor& dx, at::Tensor& dw);
 
+namespace detail {
+/// The same on ATen calls alone.
+RouterLosses router_select_aten(const at::Tensor& logits, const at::Tensor& selection_bias,
+                                const RouterOptions& options, bool ids_given, at::Tensor& topk_ids,
+                                at::Tensor& topk_probs);
+void router_gradient_aten(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
+                          const at::Tensor& aux_slopes, double z_slope,
+                          const RouterOptions& options, at::Tensor& logits);
+}  // namespace detail
 }  // namespace bagualu::ops

@@ -1,0 +1,90 @@
+#include "bagualu/runtime/ops/optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include "bagualu/runtime/ops/dispatch.h"
+#include "bagualu/runtime/ops/workspace.h"
+
+namespace bagualu::ops {
+namespace {
+
+typedef double DoubleLanes __attribute__((vector_size(64)));
+
+BGL_KERNEL double block_squares(const float* values, int64_t count) {
+  DoubleLanes total = {};
+  for (int64_t i = 0; i < count; i += simd::kLanes) {
+    const DoubleLanes v =
+        __builtin_convertvector(simd::load(values + i, count - i), DoubleLanes);
+    total += v * v;
+  }
+  double sum = 0;
+  for (int64_t lane = 0; lane < simd::kLanes; ++lane) sum += total[lane];
+  return sum;
+}
+
+BGL_KERNEL void cast_range(const float* from, simd::Bf16* to, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += simd::kLanes) {
+    simd::store(to + i, end - i, simd::load(from + i, end - i));
+  }
+}
+
+}  // namespace
+
+void adamw_step(at::Tensor& param, const at::Tensor& grad, at::Tensor& exp_avg,
+                at::Tensor& exp_avg_sq, int64_t step, const AdamwOptions& options) {
+  BGL_CHECK(step >= 1, step);
+  if (param.numel() == 0) return;
+  const at::Tensor count = at::full({}, static_cast<double>(step), param.options());
+  at::_fused_adamw_({param}, {grad}, {exp_avg}, {exp_avg_sq}, /*max_exp_avg_sqs=*/{}, {count},
+                    options.lr, options.beta1, options.beta2, options.weight_decay, options.eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+}
+
+double squared_norm(const at::Tensor& flat) {
+  BGL_CHECK(flat.is_contiguous() && flat.scalar_type() == at::kFloat, flat.numel());
+  const int64_t count = flat.numel();
+  if (count == 0) return 0;
+  if (!uses_loops(flat)) {
+    const double norm = at::linalg_vector_norm(flat, 2, at::OptionalIntArrayRef(), false,
+                                               at::kDouble)
+                            .item<double>();
+    return norm * norm;
+  }
+  const int64_t blocks = (count + kNormBlockElements - 1) / kNormBlockElements;
+  const at::Tensor partials = at::empty({blocks}, flat.options().dtype(at::kDouble));
+  double* partial = partials.data_ptr<double>();
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = b * kNormBlockElements;
+      partial[b] = block_squares(data<float>(flat) + first,
+                                 std::min(kNormBlockElements, count - first));
+    }
+  });
+  double total = 0;
+  for (int64_t b = 0; b < blocks; ++b) total += partial[b];
+  return total;
+}
+
+double clip_factor(double norm, double max_norm) {
+  // The same small constant as torch.nn.utils.clip_grad_norm_.
+  if (max_norm <= 0 || norm <= max_norm) return 1.0;
+  return max_norm / (norm + 1e-6);
+}
+
+void scale_inplace(at::Tensor& flat, double factor) {
+  if (factor != 1.0) flat.mul_(factor);
+}
+
+void cast_working_copy(const at::Tensor& master, at::Tensor& working) {
+  BGL_CHECK(master.numel() == working.numel() && master.is_contiguous() && working.is_contiguous(),
+            master.numel(), working.numel());
+  if (!uses_loops(master)) {
+    working.copy_(master);
+    return;
+  }
+  at::parallel_for(0, master.numel(), 16384, [&](int64_t begin, int64_t end) {
+    cast_range(data<float>(master), data<simd::Bf16>(working), begin, end);
+  });
+}
+
+}  // namespace bagualu::ops
