@@ -22,9 +22,10 @@ endfunction()
 
 # bagualu_add_test(<room> [NAME name] [LABELS unit golden torch slow tsan] [LINK targets]
 #                  [SOURCES] a_test.cpp b_test.cpp)
-# Executable bagualu_<room>[_<name>]_test on GoogleTest, linked to bagualu_<room>; label unit
-# unless said otherwise, tsan for what 'make tsan' runs. BAGUALU_SOURCE_DIR is the root of the tree. A test labelled torch is one
-# ctest entry (loading libtorch for every case costs more than the cases); others are one per case.
+# Executable bagualu_<room>[_<name>]_test on GoogleTest, linked to bagualu_<room>.
+# LABELS: unit unless said otherwise; tsan for what 'make tsan' runs too. One label, but torch may
+# go with slow. A test labelled torch is one ctest entry (loading libtorch for every case costs more
+# than the cases); others are one entry per case. BAGUALU_SOURCE_DIR is the root of the tree.
 function(bagualu_add_test room)
   cmake_parse_arguments(ARG "" "NAME" "LABELS;LINK;SOURCES" ${ARGN})
   set(sources ${ARG_SOURCES} ${ARG_UNPARSED_ARGUMENTS})
@@ -72,6 +73,11 @@ function(bagualu_add_test room)
     set_tests_properties(${target} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600)
   else()
     include(GoogleTest)
+    list(LENGTH ARG_LABELS label_count)
+    if(label_count GREATER 1)
+      # gtest_discover_tests loses the second one on its way to ctest.
+      message(FATAL_ERROR "${target}: one label only, unless it is torch; found ${ARG_LABELS}")
+    endif()
     # PRE_TEST: a sanitized program cannot always run where it is built (see scripts/sanitize).
     gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                          PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
