@@ -1,0 +1,84 @@
+"""`bagualu profile`: measures operator times of a model on this machine and keeps them.
+
+`bagualu train` finds the kept file by itself; --profile FILE gives another.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
+from bagualu.model_spec import resolve_model
+from bagualu.profile_cache import cache_file, default_folder, store_profile
+from bagualu.train_args import WHERE, Parser
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="bagualu profile", description="Measure operator times and copy "
+                    "bandwidth of this machine for a model. Times in ns, sizes in bytes.")
+    parser.add_argument("--model", required=True, metavar="FILE|NAME")
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help="expert-parallel size [1]")
+    parser.add_argument("--seq", type=int, default=256, metavar="TOKENS", help="[256]")
+    parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="[1]")
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="[fp32]")
+    parser.add_argument("--threads", type=int, default=None, metavar="N",
+                        help="threads per rank [cores / ep]")
+    parser.add_argument("--cache", default=None, metavar="DIR", help="[~/.cache/bagualu]")
+    parser.add_argument("--json", default=None, metavar="FILE|-",
+                        help="also write the profile here; - = standard output")
+    return parser
+
+
+def _measure(args: argparse.Namespace, spec_json: str) -> str:
+    """One process measures what each rank of a group would run: no collective is needed."""
+    import torch
+
+    from bagualu import _runtime
+
+    torch.set_num_threads(args.threads)
+    options = {"rank": 0, "world_size": args.ep, "ep_size": args.ep,
+               "micro_batch_size": args.micro_batch_size, "seq": args.seq, "microbatches": 1,
+               "dtype": args.dtype, "seed": 0, "policy": "save-all", "policy_args": {},
+               "budget_bytes": 0, "host_budget_bytes": 0, "chunk_rows": 0, "profile": None,
+               "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 0.0,
+               "overlap": False}
+    _runtime.arena_install(0, 0)
+    trainer = _runtime.Trainer(spec_json, json.dumps(options), "", "", "")
+    return str(trainer.profile_json())
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(list(argv))
+    for key in ("ep", "seq", "micro_batch_size", "threads"):
+        value = getattr(args, key)
+        if value is not None and value < 1:
+            raise InvalidInput(WHERE, f"--{key.replace('_', '-')}", value, "at least 1")
+    spec = resolve_model(args.model)
+    if spec.experts % args.ep:
+        raise InvalidInput(WHERE, "--ep", args.ep, f"a divisor of the {spec.experts} experts")
+    if args.threads is None:
+        args.threads = max(1, len(os.sched_getaffinity(0)) // args.ep)
+    path = cache_file(spec, args, Path(args.cache) if args.cache else default_folder())
+    text = _measure(args, spec.to_json())
+    store_profile(path, text)
+    if args.json == "-":
+        print(text)
+    else:
+        if args.json:
+            store_profile(Path(args.json), text)
+        print(json.dumps(json.loads(text), indent=1))
+        print(f"kept in {path}", file=sys.stderr)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except BagualuError as error:
+        print(f"bagualu profile: {error}", file=sys.stderr)
+        code = error.exit_code
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,215 @@
+"""The training loop of one rank. Who launches it and what a failure does is train.py's."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bagualu import checkpoint
+from bagualu.data import Sampler, load_domains
+from bagualu.distributed import Comm, FailureNote
+from bagualu.errors import Infeasible
+from bagualu.hf import Shard
+from bagualu.preflight import Job
+from bagualu.progress import Progress, mitigation_line, proposal
+from bagualu.run_log import RunLog, Totals, step_record
+from bagualu.units import format_bytes
+
+
+def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float) -> float:
+    """Linear warm-up from peak / warmup, then half a cosine down to `final` at the last step."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
+    """Throws Infeasible with the missing bytes."""
+    need = floor["floor_bytes"]
+    if budget_bytes is not None and budget_bytes < need:
+        missing = need - budget_bytes
+        raise Infeasible(
+            f"infeasible: --budget {format_bytes(budget_bytes)} is under the floor of "
+            f"{format_bytes(need)} ({need} bytes) by {missing} bytes; "
+            f"--budget {-(-need // 2**20)}MiB would fit", missing)
+
+
+class Session:
+    """Owns: the trainer and, on rank 0, the log. comm and trainer come from train.py."""
+
+    def __init__(self, job: Job, comm: Comm, trainer: Any, stop: Callable[[], bool]) -> None:
+        self.job, self.comm, self.trainer, self._stop = job, comm, trainer, stop
+        args = job.args
+        self.leader = comm.rank == 0
+        self.floor: dict[str, Any] = json.loads(trainer.floor_json())
+        check_floor(self.floor, args.budget)
+        self.current_step = job.first_step
+        self._shard = Shard.of(job.spec, job.ep, comm.rank % job.ep)
+        self._load_weights()
+        history = job.resume.history() if job.resume else ([], [])
+        self.totals = Totals(job.world, history)
+        self._sampler = Sampler(load_domains(args.data, args.seq), args.seed, args.seq,
+                                job.domain_slots)
+        # numpy memory: text is no part of the device budget.
+        self._tokens = np.empty((args.micro_batches, args.micro_batch_size, args.seq + 1), "int64")
+        path = Path(args.log) if self.leader and args.log else None
+        self.log = RunLog(path, self._run_record(), job.first_step)
+        self.progress = Progress(args.quiet or not self.leader)
+        self._writer = self._tensorboard() if self.leader and args.tensorboard else None
+
+    def _load_weights(self) -> None:
+        args, job = self.job.args, self.job
+        if job.resume:
+            checkpoint.restore(job.resume, self.trainer, self._shard)
+        elif args.hf:
+            checkpoint.restore_weights(Path(args.hf), self.trainer, job.spec, self._shard)
+        elif args.init:
+            path = Path(args.init)
+            if (path / "latest").exists():
+                path = checkpoint.find(path)
+            checkpoint.restore_weights(path, self.trainer, job.spec, self._shard)
+        else:
+            self.trainer.init_parameters(args.seed)
+            self.trainer.parameters_changed()
+
+    def _run_record(self) -> dict[str, Any]:
+        job, args = self.job, self.job.args
+        return {"policy": args.policy, "world_size": job.world, "ep": job.ep, "dtype": args.dtype,
+                "seed": args.seed, "budget_bytes": args.budget,
+                "host_budget_bytes": args.host_budget,
+                "static_bytes": self.floor.get("static_bytes"),
+                "floor_bytes": self.floor["floor_bytes"], "model": json.loads(job.spec.to_json()),
+                "micro_batch_size": args.micro_batch_size, "seq": args.seq,
+                "microbatches": args.micro_batches, "steps": args.steps, "argv": args.argv}
+
+    def _tensorboard(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter  # an optional package
+
+        return SummaryWriter(self.job.args.tensorboard)
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the last step, or until a stop was asked for. Returns the summary."""
+        args = self.job.args
+        step, stopped = self.job.first_step, False
+        while step < args.steps and not stopped:
+            stopped = self._step(step)
+            step += 1
+            if args.validate_every and step % args.validate_every == 0:
+                self._validate(step - 1)
+            last = stopped or step == args.steps
+            if args.checkpoint and (last or (args.checkpoint_every
+                                             and step % args.checkpoint_every == 0)):
+                self._checkpoint(step)
+        if stopped and self.leader:
+            saved = "; a checkpoint was written" if args.checkpoint else ""
+            self.progress.say(f"stopped by a signal after step {step}{saved}")
+        return self._finish()
+
+    def _extras(self, step: int) -> dict[str, Any]:
+        job, args = self.job, self.job.args
+        spikes = [{"layers": list(s.layers), "factor": s.factor} for s in args.spike
+                  if s.first_step <= step <= s.last_step]
+        routing = job.trace.routing(step, args.micro_batches, job.spec) if job.trace else None
+        return {"spikes": spikes, "routing": routing, "want_memory": bool(args.log),
+                "stop_requested": self._stop()}
+
+    def _step(self, step: int) -> bool:
+        """One optimizer step on every rank; True if any rank was asked to stop."""
+        self.current_step = step
+        args, rank, world = self.job.args, self.comm.rank, self.job.world
+        shape = (args.micro_batches, args.micro_batch_size)
+        domains = self._sampler.step_tokens(step, rank, world, shape, self._tokens)
+        lr = learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr)
+        start = time.perf_counter_ns()
+        answer = json.loads(self.trainer.step(torch.from_numpy(self._tokens), step, lr,
+                                              json.dumps(self._extras(step))))
+        step_ns = time.perf_counter_ns() - start
+        if step != self.job.first_step and not answer["mitigations"]:
+            answer["memory"] = None  # not logged, so not sent
+        answers = [json.loads(text) for text in self.comm.gather(json.dumps(answer))]
+        if self.leader:
+            tokens = args.micro_batches * args.micro_batch_size * args.seq * world
+            self._record(step_record(step, answers, lr, domains, tokens, step_ns), answers)
+        return bool(answer["stop"])
+
+    def _record(self, record: dict[str, Any], answers: list[dict[str, Any]]) -> None:
+        step = record["step"]
+        self.totals.add(record)
+        self.log.write("step", **record)
+        lines = [{"step": step, "rank": rank, **mitigation}
+                 for rank, answer in enumerate(answers) for mitigation in answer["mitigations"]]
+        for line in lines:
+            self.log.write("mitigation", **line)
+        if lines:  # one line per step: the dearest decision stands for all
+            more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+            self.progress.say(mitigation_line(max(lines, key=lambda m: m["cost_ns"])) + more)
+        traced = [a for a in answers if a.get("memory")]
+        if traced:
+            top = max(traced, key=lambda a: a["peak_bytes"])
+            self.log.write("memory", step=step, rank=top["rank"], points=top["memory"])
+        self.progress.step(record, self.job.args.steps, self.job.args.budget)
+        if self._writer is not None:
+            for name in ("loss", "lr", "grad_norm", "tokens_per_s"):
+                self._writer.add_scalar(name, record[name], step)
+            self._writer.add_scalar("peak_bytes", max(r["peak_bytes"] for r in record["ranks"]),
+                                    step)
+            self._writer.add_scalar("imbalance", max(record["imbalance"], default=1.0), step)
+
+    def _validate(self, step: int) -> None:
+        args = self.job.args
+        tokens = np.empty_like(self._tokens)
+        self._sampler.validation_tokens(self.comm.rank, self.job.world,
+                                        (args.micro_batches, args.micro_batch_size), tokens)
+        loss = self.trainer.evaluate(torch.from_numpy(tokens))
+        if self.leader:
+            self.log.write("validation", step=step, loss=loss)
+            self.progress.say(f"step {step + 1}: validation loss {loss:.4f}")
+
+    def _checkpoint(self, step: int) -> None:
+        args, totals = self.job.args, self.totals
+        path = checkpoint.save(Path(args.checkpoint), self.trainer, self.job.spec,
+                               self.job.position(step),
+                               (list(totals.losses), list(totals.grad_norms)), self.comm,
+                               args.keep)
+        self.log.write("checkpoint", step=step, path=str(path))
+
+    def _finish(self) -> dict[str, Any]:
+        args = self.job.args
+        summary = self.totals.summary(args.policy, args.budget, oom=False)
+        if self.leader:
+            self.log.write("summary", **summary)
+            self.progress.end_line()
+            if args.budget is None and self.totals.step_peaks:
+                self.progress.say(proposal(list(self.totals.step_peaks),
+                                           self.floor["floor_bytes"]))
+        self.close()
+        return summary
+
+    def record_failure(self, note: FailureNote) -> dict[str, Any]:
+        """Rank 0 writes why the job ended; the summary says how far it came."""
+        if note.oom is not None:
+            self.log.write("oom", **note.oom)
+        summary = self.totals.summary(self.job.args.policy, self.job.args.budget,
+                                      oom=note.oom is not None)
+        self.log.write("summary", **summary)
+        self.progress.end_line()
+        self.close()
+        return summary
+
+    def close(self) -> None:
+        self.log.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def dry_run_report(trainer: Any, budget_bytes: int | None) -> dict[str, Any]:
+    """Floor, plan and predictions, as the C++ module gives them."""
+    floor = json.loads(trainer.floor_json())
+    check_floor(floor, budget_bytes)
+    return {"budget_bytes": budget_bytes, "floor": floor, "plan": json.loads(trainer.plan_json())}

@@ -1,0 +1,187 @@
+"""One rank of a training job: `torchrun ... -m bagualu.train FLAGS`, or alone without torchrun.
+
+Exit codes: 0 done or stopped cleanly, 1 the job failed, 2 bad input, 3 infeasible.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from bagualu.distributed import Comm, FailureNote, start_ranks
+from bagualu.errors import EXIT_OK, BagualuError
+from bagualu.failures import is_expected, note_of
+from bagualu.json_file import write_atomic
+from bagualu.preflight import Job, preflight
+from bagualu.progress import summary_table
+from bagualu.train_args import parse
+
+if TYPE_CHECKING:
+    from bagualu.session import Session
+
+# Longer than the watchdog needs to find a dead rank, shorter than torchrun's patience.
+_AWAIT_CAUSE_S = 8.0
+_PR_SET_PDEATHSIG = 1
+
+
+class StopSignals:
+    """SIGTERM and SIGINT ask for a stop after the step; a second one, later, ends at once."""
+
+    def __init__(self) -> None:
+        self._asked_at: float | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked_at is not None and now - self._asked_at > 2.0:
+            os._exit(128 + number)
+        self._asked_at = self._asked_at or now
+
+    def asked(self) -> bool:
+        return self._asked_at is not None
+
+
+class Rank:
+    """This process's part of the job, and how it ends: once, whichever thread finds the reason."""
+
+    def __init__(self, rank: int, status_dir: str | None, json_path: str | None) -> None:
+        self.rank = rank
+        self.comm: Comm = Comm()
+        self.session: Session | None = None
+        self._status_dir = Path(status_dir) if status_dir else None
+        self._json_path = json_path
+        self._ending = threading.Lock()
+        if self._status_dir:
+            (self._status_dir / f"rank-{rank}.pid").write_text(str(os.getpid()))
+
+    def on_failure(self, note: FailureNote) -> None:
+        """Another rank ended the job. Runs in the watchdog's thread."""
+        if not self._ending.acquire(blocking=False):
+            return
+        self._write_down(note)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(note.exit_code)
+
+    def fail(self, error: BaseException) -> int:
+        """This rank raised. Returns the exit code."""
+        if not is_expected(error):
+            self.comm.await_cause(_AWAIT_CAUSE_S)
+        if not self._ending.acquire(blocking=False):
+            time.sleep(60)  # the watchdog is ending this process
+        if not is_expected(error):
+            traceback.print_exception(error)
+        step = self.session.current_step if self.session else None
+        note = self.comm.report_failure(note_of(error, self.rank, step))
+        self._write_down(note)
+        return note.exit_code
+
+    def _write_down(self, note: FailureNote) -> None:
+        if self.rank == 0 and self.session is not None:
+            write_summary(self.session.record_failure(note), self._json_path)
+        if self.rank == 0:
+            self.comm.acknowledge()
+        mine = note.rank == self.rank
+        text = note.text if mine else f"rank {self.rank} stopped: {note.text}"
+        if self._status_dir:
+            status = {"rank": self.rank, "exit_code": note.exit_code, "text": note.text,
+                      "cause": note.rank}
+            write_atomic(self._status_dir / f"rank-{self.rank}.json", json.dumps(status).encode())
+        # launch.py prints the cause itself, and bad input need not be said by every rank.
+        if (mine and not self._status_dir) or (not mine and note.exit_code == 1):
+            print(f"bagualu train: {text}", file=sys.stderr, flush=True)
+
+
+def write_summary(summary: dict[str, Any], path: str | None) -> None:
+    """--json FILE|-."""
+    text = json.dumps(summary)
+    if path == "-":
+        print(text, flush=True)
+    elif path:
+        write_atomic(Path(path), (text + "\n").encode())
+
+
+def make_trainer(job: Job, comm: Comm) -> Any:
+    """Installs the arenas, then builds the C++ trainer inside them."""
+    import torch
+
+    from bagualu import _runtime
+
+    torch.set_num_threads(job.args.threads)
+    _runtime.arena_install(job.args.budget or 0, job.args.host_budget or 0)
+    options = json.dumps(job.trainer_options(comm.rank))
+    groups = comm.groups
+    return _runtime.Trainer(job.spec.to_json(), options, groups.ep, groups.dp, groups.edp)
+
+
+def _train(me: Rank, job: Job, stop: StopSignals) -> int:
+    from bagualu.session import Session, dry_run_report
+
+    args = job.args
+    me.comm = start_ranks(me.rank, job.world, job.ep, args.store, me.on_failure)
+    trainer = make_trainer(job, me.comm)
+    if args.dry_run:
+        report = dry_run_report(trainer, args.budget)
+        if me.rank == 0:
+            print(json.dumps(report, indent=1), flush=True)
+            if args.json and args.json != "-":
+                write_summary(report, args.json)
+    else:
+        me.session = Session(job, me.comm, trainer, stop.asked)
+        summary = me.session.run()
+        if me.rank == 0:
+            write_summary(summary, args.json)
+            if not args.quiet and args.json != "-":
+                print(summary_table(summary), flush=True)
+    me.comm.close()
+    return EXIT_OK
+
+
+def _end_with_launcher() -> None:
+    """A launcher that was killed cannot stop its ranks: the kernel asks them to stop."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    stop = StopSignals()
+    me: Rank | None = None
+    try:
+        args = parse(argv)
+        me = Rank(rank, args.status_dir, args.json)
+        if args.status_dir and world > 1:
+            _end_with_launcher()
+        job = preflight(args, world, thorough=rank == 0 and not args.status_dir)
+        return _train(me, job, stop)
+    except BagualuError as error:
+        if me is not None:
+            return me.fail(error)
+        if rank == 0:
+            print(f"bagualu train: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        return me.fail(error) if me is not None else _crash(error)
+
+
+def _crash(error: Exception) -> int:
+    traceback.print_exception(error)
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of the C++ module and of c10d may outlive a failed job: nothing may wait for them.
+    os._exit(code)

@@ -1,0 +1,278 @@
+"""Flags of `bagualu train`: one table gives parsing, defaults and --help."""
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from bagualu.errors import InvalidInput
+from bagualu.units import parse_bytes
+
+WHERE = "command line"
+POLICIES = ("save-all", "full-recompute", "selective", "static", "threshold", "adaptive")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that reports as InvalidInput does, and takes no abbreviated flags."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        match = re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL)
+        field, found = match.groups() if match else ("flags", message)
+        raise InvalidInput(WHERE, field, found, f"what `{self.prog} --help` lists")
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Router bias on layers first..last in steps first..last, so that the load really rises."""
+
+    first_step: int
+    last_step: int
+    layers: tuple[int, ...]
+    factor: float
+
+
+def _span(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        raise ValueError
+    return int(match[1]), int(match[2] or match[1])
+
+
+def parse_spike(text: str) -> Spike:
+    """ "step=40,layers=2-3,factor=2.6"; step may be a span as well."""
+    allowed = "step=N[-M],layers=N[-M],factor=F with F from 1 to 1000"
+    try:
+        items = dict(part.split("=", 1) for part in text.split(","))
+        if set(items) != {"step", "layers", "factor"} or len(text.split(",")) != 3:
+            raise ValueError
+        steps, layers, factor = _span(items["step"]), _span(items["layers"]), float(items["factor"])
+        if not 1.0 <= factor <= 1000.0 or layers[1] > 100_000:
+            raise ValueError
+    except ValueError:
+        raise InvalidInput(WHERE, "--spike", repr(text), allowed) from None
+    return Spike(*steps, tuple(range(layers[0], layers[1] + 1)), factor)
+
+
+def _int(low: int, high: int = 2**31 - 1) -> Callable[[str, str], int]:
+    def parse(text: str, flag: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text) or not low <= int(text) <= high:
+            raise InvalidInput(WHERE, flag, repr(text), f"an integer from {low} to {high}")
+        return int(text)
+    return parse
+
+
+def _float(low: float, high: float = math.inf, below: bool = False) -> Callable[[str, str], float]:
+    def parse(text: str, flag: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        inside = low <= value < high if below else low <= value <= high
+        if not inside or not math.isfinite(value):
+            raise InvalidInput(WHERE, flag, repr(text), f"a number from {low:g} to {high:g}")
+        return value
+    return parse
+
+
+def _bytes(text: str, flag: str) -> int:
+    return parse_bytes(text, WHERE, flag)
+
+
+def _text(text: str, flag: str) -> str:
+    if not text:
+        raise InvalidInput(WHERE, flag, "an empty text", "a name or path")
+    return text
+
+
+def _names(text: str, flag: str) -> list[str]:
+    names = text.split(",")
+    if not all(re.fullmatch(r"[a-z_0-9]+", name) for name in names):
+        raise InvalidInput(WHERE, flag, repr(text), "module names with commas between them")
+    return names
+
+
+def _choice(*names: str) -> Callable[[str, str], str]:
+    def parse(text: str, flag: str) -> str:
+        if text not in names:
+            raise InvalidInput(WHERE, flag, repr(text), ", ".join(names))
+        return text
+    return parse
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag. resumed: taken from the checkpoint where a resumed run does not give it."""
+
+    name: str
+    parse: Callable[[str, str], Any] | None  # None: a switch
+    default: Any
+    meta: str
+    help: str
+    resumed: bool = False
+    repeat: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+
+_R = {"resumed": True}
+FLAGS: dict[str, tuple[Flag, ...]] = {
+    "model": (
+        Flag("model", _text, None, "FILE|NAME", "model as JSON (native or config.json), or a name "
+             "from configs/models"),
+        Flag("hf", _text, None, "DIR", "config.json and safetensors of Mixtral or Qwen3-MoE"),
+        Flag("init", _text, None, "DIR", "start from the weights of this checkpoint, at step 0"),
+        Flag("dropout", _float(0, 1, below=True), None, "P", "hidden-state dropout [the model's]"),
+        Flag("aux-loss", _float(0), None, "C", "balancing loss per layer [the model's]"),
+        Flag("z-loss", _float(0), None, "C", "router z-loss per layer [the model's]"),
+        Flag("router-bias-rate", _float(0), None, "R",
+             "loss-free balancing: bias change per step [the model's]"),
+    ),
+    "ranks": (
+        Flag("nproc", _int(1, 4096), None, "N", "ranks to start on this machine [1]"),
+        Flag("ep", _int(1, 4096), None, "N", "expert-parallel size; divides nproc [1]"),
+        Flag("threads", _int(1, 4096), None, "N", "threads per rank [cores / nproc]"),
+        Flag("master-port", _int(0, 65535), 0, "PORT", "rendezvous port; 0 = a free one"),
+        Flag("rdzv-endpoint", _text, None, "HOST[:PORT]",
+             "address the rendezvous binds to [127.0.0.1]"),
+    ),
+    "data": (
+        Flag("data", _text, ["builtin"], "FILE|builtin", "text; each file is one domain; builtin "
+             "= Shakespeare, King James Bible, Python source; may be repeated", True, True),
+        Flag("seq", _int(1), 256, "TOKENS", "tokens per sequence", **_R),
+        Flag("micro-batch-size", _int(1), 1, "N", "sequences per micro-batch and rank", **_R),
+        Flag("micro-batches", _int(1), 4, "N", "micro-batches per step and rank", **_R),
+        Flag("validate-every", _int(0), 0, "STEPS", "validation loss each N steps; 0 = never"),
+    ),
+    "memory": (
+        Flag("budget", _bytes, None, "SIZE", "device memory per rank, e.g. 96MiB; without it: "
+             "measure, and propose one at the end"),
+        Flag("host-budget", _bytes, None, "SIZE", "host memory per rank for offloaded activations "
+             "[no limit]"),
+        Flag("policy", _choice(*POLICIES), "adaptive", "NAME", " | ".join(POLICIES)),
+        Flag("plan", _text, None, "FILE", "plan for --policy static [fitted to calm load]"),
+        Flag("recompute-modules", _names, None, "A,B", "for --policy selective [core_attn]"),
+        Flag("chunk-rows", _int(1), 0, "ROWS",
+             "most rows of one expert computed at once [chosen; changes the last bits]", **_R),
+        Flag("allow-quantise", None, False, "", "allow INT8/FP8 residencies (changes numerics)"),
+        Flag("profile", _text, None, "FILE", "operator times of this machine [the cached ones]"),
+    ),
+    "optimizer": (
+        Flag("steps", _int(1), 100, "N", "optimizer steps in total", **_R),
+        Flag("lr", _float(0), 1e-3, "RATE", "peak learning rate", **_R),
+        Flag("min-lr", _float(0), None, "RATE", "final learning rate [lr / 10]", **_R),
+        Flag("warmup", _int(0), 20, "STEPS", "linear warm-up", **_R),
+        Flag("weight-decay", _float(0), 0.1, "W", "AdamW weight decay", **_R),
+        Flag("beta1", _float(0, 1, below=True), 0.9, "B", "AdamW", **_R),
+        Flag("beta2", _float(0, 1, below=True), 0.95, "B", "AdamW", **_R),
+        Flag("clip", _float(0), 1.0, "NORM", "gradient norm limit; 0 = none", **_R),
+        Flag("dtype", _choice("fp32", "bf16"), "fp32", "TYPE",
+             "fp32 | bf16 (fp32 master weights)", **_R),
+        Flag("seed", _int(0), 0, "N", "seed of weights, data and dropout", **_R),
+    ),
+    "files": (
+        Flag("log", _text, None, "FILE", "run log, JSON lines (see `bagualu report`)"),
+        Flag("tensorboard", _text, None, "DIR", "also write TensorBoard events"),
+        Flag("checkpoint", _text, None, "DIR", "folder of checkpoints; also written at the end"),
+        Flag("checkpoint-every", _int(0), 0, "STEPS", "0 = only at the end and on SIGTERM"),
+        Flag("keep", _int(1), 2, "N", "checkpoints kept"),
+        Flag("resume", _text, None, "DIR|latest", "continue; latest = the newest of --checkpoint"),
+        Flag("json", _text, None, "FILE|-", "the final summary object as JSON"),
+        Flag("quiet", None, False, "", "no progress"),
+    ),
+    "spikes": (
+        Flag("spike", _text, [], "SPEC", "step=40,layers=2-3,factor=2.6: bias the router so that "
+             "one rank gets factor times the mean; may be repeated", False, True),
+        Flag("routing-trace", _text, None, "FILE",
+             "replay recorded counts (.csv, .csv.gz, .jsonl)"),
+        Flag("dry-run", None, False, "", "floor, plan, predicted peak and time; no training"),
+    ),
+}
+ALL_FLAGS = tuple(flag for group in FLAGS.values() for flag in group)
+_HIDDEN = ("status-dir", "store")  # set by launch.py for its ranks
+
+
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description="Train a mixture-of-experts model under a memory "
+                    "budget. Sizes: KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes; KB, MB, GB = powers "
+                    "of 1000. Defaults in [brackets].")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            silent = flag.default in (None, False, [], ["builtin"]) or "[" in flag.help
+            text = (flag.help + ("" if silent else f" [{flag.default}]")).replace("%", "%%")
+            if flag.parse is None:
+                group.add_argument(f"--{flag.name}", action="store_true",
+                                   default=argparse.SUPPRESS, help=text)
+                continue
+            group.add_argument(f"--{flag.name}", metavar=flag.meta, help=text,
+                               default=argparse.SUPPRESS,
+                               action="append" if flag.repeat else "store")
+    for name in _HIDDEN:
+        parser.add_argument(f"--{name}", default=None, help=argparse.SUPPRESS)
+    return parser
+
+
+def _contradictions(given: dict[str, Any], args: argparse.Namespace) -> None:
+    def refuse(flag: str, found: str, allowed: str) -> NoReturn:
+        raise InvalidInput(WHERE, flag, found, allowed)
+
+    if args.model and args.hf:
+        refuse("--hf", "with --model", "one of the two")
+    if not (args.model or args.hf or args.resume or args.init):
+        refuse("--model", "nothing", "--model, --hf, --init or --resume")
+    if args.resume and (args.hf or args.init):
+        refuse("--resume", "with --hf or --init", "one source of weights")
+    if args.hf and args.init:
+        refuse("--init", "with --hf", "one source of weights")
+    if args.resume == "latest" and not args.checkpoint:
+        refuse("--resume", "latest without --checkpoint", "a folder, or with --checkpoint DIR")
+    for key in ("checkpoint_every", "keep"):
+        if given.get(key) and not args.checkpoint:
+            refuse(f"--{key.replace('_', '-')}", "no --checkpoint", "only with --checkpoint DIR")
+    if args.plan and args.policy != "static":
+        refuse("--plan", f"with --policy {args.policy}", "only with --policy static")
+    if args.recompute_modules and args.policy != "selective":
+        refuse("--recompute-modules", f"with --policy {args.policy}",
+               "only with --policy selective")
+    if args.spike and args.routing_trace:
+        refuse("--spike", "with --routing-trace", "one of the two")
+    if args.rdzv_endpoint and args.master_port:
+        refuse("--master-port", "with --rdzv-endpoint", "HOST:PORT in --rdzv-endpoint")
+
+
+def parse(argv: Sequence[str], prog: str = "bagualu train") -> argparse.Namespace:
+    """All flags as attributes, and `given`: the keys that stood on the command line.
+
+    Throws InvalidInput on unknown, malformed or contradictory flags.
+    """
+    raw = vars(_parser(prog).parse_args(list(argv)))
+    values: dict[str, Any] = {flag.key: flag.default for flag in ALL_FLAGS}
+    given: dict[str, Any] = {}
+    for flag in ALL_FLAGS:
+        if flag.key not in raw:
+            continue
+        text, name = raw[flag.key], f"--{flag.name}"
+        if flag.parse is None:
+            given[flag.key] = text
+        elif flag.repeat:
+            given[flag.key] = [flag.parse(item, name) for item in text]
+        else:
+            given[flag.key] = flag.parse(text, name)
+    values |= given
+    values["spike"] = [parse_spike(text) for text in values["spike"]]
+    args = argparse.Namespace(**values, status_dir=raw["status_dir"], store=raw["store"],
+                              given=frozenset(given), argv=list(argv))
+    _contradictions(given, args)
+    return args
+
+
+def resumed_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags a checkpoint has to remember."""
+    return {flag.key: getattr(args, flag.key) for flag in ALL_FLAGS if flag.resumed}

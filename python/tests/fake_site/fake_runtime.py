@@ -1,0 +1,173 @@
+"""Stands in for the C++ module: same interface, a bigram model, memory by formula.
+
+The loss is the bigram cross entropy plus a penalty on expert weights, so that dense and expert
+parameters, moments and every process group matter to it. Spikes raise rank 1's peak.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+MIB = 2**20
+STATIC_BYTES = 8 * MIB
+FLOOR_BYTES = 10 * MIB
+CALM_PEAK_BYTES = 16 * MIB
+_budget = 0
+
+
+class OverBudget(RuntimeError):
+    """As the C++ module raises it."""
+
+
+def arena_install(device_budget_bytes, host_budget_bytes):
+    global _budget
+    _budget = device_budget_bytes
+
+
+def _shapes(spec, experts):
+    h, d = spec["hidden"], spec["head_dim"]
+    q, kv = spec["heads"] * d, spec["kv_heads"] * d
+    shapes = {"embed_tokens": (spec["vocab"], h)}
+    for i in range(spec["layers"]):
+        layer = {"attn_norm": (h,), "qkv": (q + 2 * kv, h), "attn_proj": (h, q), "mlp_norm": (h,)}
+        if spec["qk_norm"]:
+            layer |= {"q_norm": (d,), "k_norm": (d,)}
+        if i in spec["dense_layers"]:
+            layer |= {"mlp_fc1": (2 * spec["dense_ffn"], h), "mlp_fc2": (h, spec["dense_ffn"])}
+        else:
+            f = spec["expert_ffn"]
+            layer |= {"router": (spec["experts"], h), "expert_fc1": (experts, 2 * f, h),
+                      "expert_fc2": (experts, h, f)}
+            if spec["shared_ffn"]:
+                layer |= {"shared_fc1": (2 * spec["shared_ffn"], h),
+                          "shared_fc2": (h, spec["shared_ffn"])}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes | {"final_norm": (h,), "lm_head": (spec["vocab"], h)}
+
+
+class Trainer:
+    def __init__(self, spec_json, options_json, ep_group, dp_group, edp_group):
+        self.spec, self.options = json.loads(spec_json), json.loads(options_json)
+        assert self.spec.pop("version") == 1
+        self.groups = [_resolve_process_group(g) if g else None
+                       for g in (ep_group, dp_group, edp_group)]
+        self.rank, self.world = self.options["rank"], self.options["world_size"]
+        self.local = self.spec["experts"] // self.options["ep_size"]
+        self.first = self.rank % self.options["ep_size"] * self.local
+        shapes = _shapes(self.spec, self.local)
+        self._p = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        self._m = {f"{kind}.{name}": torch.zeros(shape) for name, shape in shapes.items()
+                   for kind in ("exp_avg", "exp_avg_sq")}
+        self._b = {f"layers.{i}.router_bias": torch.zeros(self.spec["experts"])
+                   for i in range(self.spec["layers"]) if i not in self.spec["dense_layers"]}
+
+    def parameters(self):
+        return dict(self._p)
+
+    def optimizer_state(self):
+        return dict(self._m)
+
+    def buffers(self):
+        return dict(self._b)
+
+    def parameters_changed(self):
+        pass
+
+    def init_parameters(self, seed):
+        for name, p in self._p.items():
+            shape = (self.spec["experts"], *p.shape[1:]) if "expert_" in name else p.shape
+            key = int.from_bytes(hashlib.sha256(f"{seed},{name}".encode()).digest()[:6], "little")
+            whole = torch.randn(shape, generator=torch.Generator().manual_seed(key)) * 0.1
+            p.copy_(whole[self.first:self.first + self.local] if "expert_" in name else whole)
+
+    def _sum(self, tensor, group):
+        if group is not None:
+            dist.all_reduce(tensor, group=group)
+        return tensor
+
+    def logits(self, tokens):
+        return self._p["embed_tokens"][tokens] @ self._p["lm_head"].T
+
+    def evaluate(self, tokens):
+        loss = self._loss(tokens)[0].double()
+        return float(self._sum(loss, self.groups[1]) / self.world)
+
+    def _loss(self, tokens):
+        embed = self._p["embed_tokens"].clone().requires_grad_()
+        head = self._p["lm_head"].clone().requires_grad_()
+        logits = embed[tokens[..., :-1]] @ head.T
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), tokens[..., 1:].flatten())
+        return loss, {"embed_tokens": embed, "lm_head": head}
+
+    def _gradients(self, tokens):
+        loss, leaves = self._loss(tokens)
+        loss.backward()
+        grads = {}
+        penalty = torch.zeros(1, dtype=torch.float64)
+        for name, p in self._p.items():
+            if name in leaves:
+                grads[name] = self._sum(leaves[name].grad, self.groups[1]) / self.world
+            else:
+                grads[name] = 0.1 * p
+                if "expert_" in name:
+                    penalty += p.double().square().sum()
+        loss = self._sum(loss.detach().double(), self.groups[1]) / self.world
+        return float(loss + 1e-4 * self._sum(penalty, self.groups[0])[0]), grads
+
+    def step(self, tokens, step, lr, extras_json):
+        extras, o = json.loads(extras_json), self.options
+        time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
+        if os.environ.get("FAKE_CRASH") == f"{self.rank}:{step}":
+            raise ZeroDivisionError("a bug of the test")
+        hot = max((s["factor"] for s in extras["spikes"]), default=1.0)
+        peak = int(CALM_PEAK_BYTES * (hot if self.rank == 1 % self.world else 1.0))
+        mitigations = []
+        if _budget and peak > _budget:
+            if o["policy"] in ("static", "save-all"):
+                error = OverBudget("over budget")
+                error.microbatch, error.layer, error.op = 0, 2, "expert_fc1"
+                error.wanted_bytes, error.left_bytes = peak - _budget + 100, 100
+                error.budget_bytes = _budget
+                raise error
+            mitigations = [{"microbatch": 0, "layer": 2, "load_imbalance": hot,
+                            "needed_bytes": peak - _budget, "cost_ns": 12345,
+                            "actions": [{"unit": "layer2.expert_fc1", "residency": "recompute",
+                                         "bytes": peak - _budget, "ns": 12345}]}]
+            peak = _budget
+        loss, grads = self._gradients(tokens)
+        squares = sum(g.double().square().sum() for n, g in grads.items() if "expert_" not in n)
+        for name, g in grads.items():
+            m, v = self._m[f"exp_avg.{name}"], self._m[f"exp_avg_sq.{name}"]
+            m.mul_(o["beta1"]).add_(g, alpha=1 - o["beta1"])
+            v.mul_(o["beta2"]).addcmul_(g, g, value=1 - o["beta2"])
+            scale = math.sqrt(1 - o["beta2"] ** (step + 1)) / (1 - o["beta1"] ** (step + 1))
+            self._p[name].addcdiv_(m, v.sqrt().add_(1e-8), value=-lr * scale)
+        for bias in self._b.values():
+            bias.add_(0.001 * (step + 1))
+        stop = self._sum(torch.tensor([float(extras["stop_requested"])]), self.groups[1])
+        moe = len(self._b)
+        return json.dumps({
+            "rank": self.rank, "peak_bytes": peak, "predicted_peak_bytes": peak, "end_bytes": 0,
+            "host_peak_bytes": 0, "rows": [1] * moe, "decision_ns": [1000, 2000], "cache_hits": 1,
+            "residencies": {"save": 4, "recompute": len(mitigations), "offload": 0},
+            "bytes_recomputed": 7, "bytes_offloaded": 0, "wait_ns": 0, "comm_ns": 0,
+            "loss": loss, "grad_norm": float(squares.sqrt()), "aux_loss": 0.0, "z_loss": 0.0,
+            "imbalance": [hot] * moe, "mitigations": mitigations, "stop": bool(stop[0] > 0),
+            "memory": [[0, STATIC_BYTES, "start"], [5, peak, "loss"]]
+            if extras["want_memory"] else None})
+
+    def floor_json(self):
+        return json.dumps({"floor_bytes": FLOOR_BYTES, "static_bytes": STATIC_BYTES,
+                           "calm_peak_bytes": CALM_PEAK_BYTES})
+
+    def plan_json(self):
+        return json.dumps({"units": {}})
+
+    def profile_json(self):
+        return json.dumps({"version": 1, "ops": {"expert_fc1": [[64, 1000]]}})
