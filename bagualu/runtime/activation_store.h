@@ -119,12 +119,13 @@ class ActivationStore {
 
   Entry& entry(int id, const char* verb);
   const Entry& entry(int id, const char* verb) const;
-  void adopt(Entry& entry, at::Tensor tensor, StorageState to, const char* verb);
+  void adopt(int id, at::Tensor tensor, StorageState to, const char* verb);
   void check_whole_storage(const Entry& entry, const at::Tensor& tensor, const char* verb) const;
   void check_sole_owner(const Entry& entry, const char* verb) const;
   void free_device(Entry& entry);
   void free_host(Entry& entry);
   void wait_for(CopyTicket ticket);
+  void close() noexcept;
 
   DeviceArena& device_;
   HostArena& host_;
@@ -139,6 +140,7 @@ class ActivationStore {
   uint64_t last_generation_ = 0;
   int64_t device_resident_bytes_ = 0;
   int64_t host_resident_bytes_ = 0;
+  /// Offloaded bytes that were released on the host, never reloaded.
   int64_t host_discarded_bytes_ = 0;
 };
 

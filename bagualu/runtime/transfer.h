@@ -87,4 +87,8 @@ class TransferEngine {
   virtual TransferStats stats() const = 0;
 };
 
+/// "H2D copy of LABEL failed: CAUSE".
+std::string transfer_failure_text(Direction direction, std::string_view label,
+                                  std::string_view cause);
+
 }  // namespace bagualu
