@@ -41,6 +41,16 @@ target_compile_options(bagualu_torch INTERFACE
 target_compile_definitions(bagualu_torch INTERFACE USE_DISTRIBUTED)
 target_link_libraries(bagualu_torch INTERFACE "${_lib}/libtorch_cpu.so" "${_lib}/libc10.so"
                       Threads::Threads)
+# at::parallel_for is serial without OpenMP. The wheel's own libgomp, not the compiler's: with two
+# of them in a process, torch.set_num_threads would reach one only.
+file(GLOB _gomp "${_lib}/libgomp*.so*" "${BAGUALU_TORCH_ROOT}/../torch.libs/libgomp*.so*")
+target_compile_options(bagualu_torch INTERFACE -fopenmp)
+if(_gomp)
+  list(GET _gomp 0 _gomp)
+  target_link_libraries(bagualu_torch INTERFACE "${_gomp}")
+else()
+  target_link_options(bagualu_torch INTERFACE -fopenmp)
+endif()
 # The wheel's libraries find their own dependencies (OpenMP, CUDA) through their run path; the
 # linker need not.
 target_link_options(bagualu_torch INTERFACE "LINKER:-rpath,${_lib}" "LINKER:--allow-shlib-undefined")
