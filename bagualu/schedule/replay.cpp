@@ -152,6 +152,21 @@ void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& tabl
   }
 }
 
+void replay_profile(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                    const Timeline& timeline, MemoryReplay& replay,
+                    std::vector<int64_t>& high_bytes) {
+  Walker walker(graph, plan, table, replay);
+  replay.peak_action = -1;
+  high_bytes.resize(timeline.size());
+  for (size_t i = 0; i < timeline.size(); ++i) {
+    high_bytes[i] = walker.step(timeline[i]);
+    if (high_bytes[i] > replay.peak_bytes) {
+      replay.peak_bytes = high_bytes[i];
+      replay.peak_action = static_cast<int>(i);
+    }
+  }
+}
+
 std::vector<MemoryPoint> memory_profile(const Graph& graph, const Plan& plan,
                                         const MemoryTable& table, const Timeline& timeline) {
   MemoryReplay replay;

@@ -45,4 +45,10 @@ struct MemoryPoint {
 std::vector<MemoryPoint> memory_profile(const Graph& graph, const Plan& plan,
                                         const MemoryTable& table, const Timeline& timeline);
 
+/// As replay_memory() from the start of `timeline`, and writes the highest live value inside every
+/// action to `high_bytes` (by action), so that a planner sees where bytes are missing.
+void replay_profile(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                    const Timeline& timeline, MemoryReplay& replay,
+                    std::vector<int64_t>& high_bytes);
+
 }  // namespace bagualu

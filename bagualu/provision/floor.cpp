@@ -1,0 +1,127 @@
+#include "bagualu/provision/floor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+bool fits(const ProvisionContext& context, const MemoryReplay& memory) {
+  return (context.activation_budget_bytes == 0 ||
+          memory.peak_bytes <= context.activation_budget_bytes) &&
+         (context.host_budget_bytes == 0 || memory.host_peak_bytes <= context.host_budget_bytes);
+}
+
+double bisect_factor(const ProvisionContext& context,
+                     const std::function<bool(const LayerLoad&)>& survives) {
+  const auto at = [&](double factor) {
+    return survives(scaled_load(context.balanced, context.worst_case, factor));
+  };
+  if (context.balanced.rows <= 0 || !at(0.0)) return 0.0;
+  const double worst_factor = static_cast<double>(context.worst_case.rows) /
+                              static_cast<double>(context.balanced.rows);
+  if (at(worst_factor)) return worst_factor;
+  double low = 0.0, high = worst_factor;
+  while (high - low > 1e-3) {
+    const double middle = 0.5 * (low + high);
+    (at(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+Plan survival_plan(const Graph& graph) {
+  Plan plan = uniform_plan(graph, kRecompute);
+  for (size_t u = 0; u < graph.units.size(); ++u) {
+    const UnitSpec& unit = graph.units[u];
+    if (!unit.pinned && unit.rebuild == Rebuild::kNever) plan.residency[u] = kOffload;
+  }
+  plan.eager_drain = true;
+  plan.prefetch = false;
+  return plan;
+}
+
+Floor compute_floor(const Graph& graph, const LayerLoad& worst_case) {
+  const std::vector<LayerLoad> loads(static_cast<size_t>(graph.layers), worst_case);
+  const Plan plan = survival_plan(graph);
+  const Timeline timeline = build_timeline(graph, plan);
+  MemoryReplay replay;
+  replay_memory(graph, plan, memory_table(graph, loads), timeline, 0, replay);
+  Floor floor;
+  floor.activation_bytes = replay.peak_bytes;
+  floor.host_bytes = replay.host_peak_bytes;
+  if (replay.peak_action >= 0) {
+    floor.at = timeline_to_text(graph, {timeline[static_cast<size_t>(replay.peak_action)]});
+    floor.at.pop_back();  // the line's end
+  }
+  return floor;
+}
+
+LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, double factor) {
+  const auto scale = [factor](int64_t rows, int64_t most) {
+    return std::min(static_cast<int64_t>(std::ceil(static_cast<double>(rows) * factor)), most);
+  };
+  return {scale(balanced.rows, worst_case.rows),
+          scale(balanced.piece_rows, worst_case.piece_rows)};
+}
+
+DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& policy,
+                                  const std::vector<LayerLoad>& loads) {
+  const Graph& graph = *context.graph;
+  const MemoryTable table = memory_table(graph, loads);
+  DrivenMicrobatch run;
+  MicrobatchState state = initial_state(graph);
+  std::vector<LayerLoad> known(loads.size(), context.balanced);
+  Plan plan = uniform_plan(graph, kSave);
+  GateInput input;
+  for (int gate = -1;;) {
+    input.gate = gate;
+    input.state = &state;
+    input.plan = &plan;
+    input.loads = &known;
+    input.memory = run.memory;
+    input.load_imbalance = 1.0;
+    if (gate >= 0) {
+      const auto layer = static_cast<size_t>(graph.gates[static_cast<size_t>(gate)].layer);
+      known[layer] = loads[layer];
+      input.load_imbalance = static_cast<double>(loads[layer].rows) /
+                             static_cast<double>(std::max<int64_t>(1, context.balanced.rows));
+    }
+    run.decisions.push_back(policy.decide(input));
+    plan = run.decisions.back().plan;
+    keep_past_choices(graph, state, plan);
+    const size_t begin = run.timeline.size();
+    append_demotions(graph, plan, state, run.timeline);
+    gate = append_forward(graph, plan, state, run.timeline);
+    if (gate < 0) append_backward(graph, plan, state, run.timeline);
+    replay_memory(graph, plan, table, run.timeline, begin, run.memory);
+    if (gate < 0) return run;
+  }
+}
+
+double largest_surviving_factor(std::string_view policy_name, const ProvisionContext& context,
+                                const PolicyOptions& options) {
+  return bisect_factor(context, [&](const LayerLoad& load) {
+    const std::vector<LayerLoad> loads(static_cast<size_t>(context.graph->layers), load);
+    const auto policy = make_policy(policy_name, context, options);
+    return fits(context, drive_microbatch(context, *policy, loads).memory);
+  });
+}
+
+double largest_surviving_factor(const Plan& plan, const ProvisionContext& context) {
+  const Graph& graph = *context.graph;
+  BGL_CHECK(plan.residency.size() == graph.units.size(), plan.residency.size());
+  const Timeline timeline = build_timeline(graph, plan);
+  return bisect_factor(context, [&](const LayerLoad& load) {
+    const std::vector<LayerLoad> loads(static_cast<size_t>(graph.layers), load);
+    MemoryReplay replay;
+    replay_memory(graph, plan, memory_table(graph, loads), timeline, 0, replay);
+    return fits(context, replay);
+  });
+}
+
+}  // namespace bagualu

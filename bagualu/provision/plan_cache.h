@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <vector>
+
+#include "bagualu/provision/policy.h"
+
+namespace bagualu {
+
+/// Everything a decision depends on, word by word; compared in full, so a hash collision is no hit.
+/// Note [Cache key]: buckets of loads and of the budget left would hit more often, but the plan
+/// handed out would depend on which load filled the bucket first: the same input would not always
+/// give the same plan, and after a resume the log would differ. So mitigations are keyed by the
+/// exact numbers. A calm plan does not depend on loads; its key is the gate and the storages' fates.
+struct PlanKey {
+  std::vector<uint64_t> words;
+  bool operator==(const PlanKey&) const = default;
+};
+
+/// Key of the calm plan at this gate.
+void calm_key(const GateInput& input, PlanKey& key);
+/// Key of a mitigation: the calm key, the loads and the live bytes.
+void mitigation_key(const GateInput& input, PlanKey& key);
+
+struct CachedPlan {
+  Plan plan;
+  Timeline rest;  ///< its actions to the end; empty if not kept
+};
+
+/// Least recently used plans leave first.
+class PlanCache {
+ public:
+  explicit PlanCache(size_t capacity = 4096) : capacity_(capacity) {}
+
+  /// Returns: the plan, valid until the next insert(), or nullptr. Counts as hit or miss.
+  const CachedPlan* find(const PlanKey& key);
+  void insert(const PlanKey& key, CachedPlan plan);
+
+  size_t size() const { return entries_.size(); }
+  int64_t hits() const { return hits_; }
+  int64_t misses() const { return misses_; }
+
+ private:
+  struct Hash {
+    size_t operator()(const PlanKey& key) const;
+  };
+  struct Entry {
+    PlanKey key;
+    CachedPlan plan;
+  };
+
+  size_t capacity_;
+  std::list<Entry> entries_;  ///< most recently used first
+  std::unordered_map<PlanKey, std::list<Entry>::iterator, Hash> index_;
+  int64_t hits_ = 0;
+  int64_t misses_ = 0;
+};
+
+}  // namespace bagualu

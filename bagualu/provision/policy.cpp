@@ -1,0 +1,53 @@
+#include "bagualu/provision/policy.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "bagualu/base/error.h"
+#include "bagualu/provision/plan_cost.h"
+#include "bagualu/provision/planning_policy.h"
+
+namespace bagualu {
+
+PlanningPolicy::PlanningPolicy(const ProvisionContext& context)
+    : context_(context), graph_(*context.graph), predictor_(context_) {}
+
+Decision PlanningPolicy::describe(const GateInput& input, Plan plan) {
+  predictor_.set_loads(*input.loads);
+  const Prediction prediction = predictor_.predict(input, plan);
+  return describe(input, std::move(plan), prediction);
+}
+
+Decision PlanningPolicy::describe(const GateInput& input, Plan plan,
+                                  const Prediction& prediction) const {
+  Decision decision;
+  decision.feasible = predictor_.fits(prediction);
+  decision.short_by_bytes = predictor_.excess_bytes(prediction);
+  decision.predicted_peak_bytes = std::max(prediction.peak_bytes, input.memory.peak_bytes);
+  decision.exposed_ns = plan_cost_ns(context_, *input.loads, *input.state, plan);
+  decision.plan = std::move(plan);
+  return decision;
+}
+
+const std::vector<std::string>& policy_names() {
+  static const std::vector<std::string> kNames = {"save-all", "full-recompute", "selective",
+                                                  "static",   "threshold",      "adaptive"};
+  return kNames;
+}
+
+std::unique_ptr<Policy> make_policy(std::string_view name, const ProvisionContext& context,
+                                    const PolicyOptions& options) {
+  BGL_CHECK(context.graph != nullptr && context.cost != nullptr, name);
+  if (name == "save-all") return make_save_all(context);
+  if (name == "full-recompute") return make_full_recompute(context);
+  if (name == "selective") return make_selective(context, options);
+  if (name == "static") return make_static(context, options);
+  if (name == "threshold") return make_threshold(context, options);
+  if (name == "adaptive") return make_adaptive(context);
+  std::string allowed;
+  for (const std::string& known : policy_names()) allowed += (allowed.empty() ? "" : ", ") + known;
+  throw InvalidInput("options", "policy", std::string(name), allowed);
+}
+
+}  // namespace bagualu

@@ -1,0 +1,136 @@
+#include "bagualu/provision/predictor.h"
+
+#include <algorithm>
+
+#include "bagualu/base/error.h"
+#include "bagualu/provision/floor.h"
+
+namespace bagualu {
+namespace {
+
+std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
+  return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
+}
+
+}  // namespace
+
+Predictor::Predictor(const ProvisionContext& context)
+    : context_(context),
+      graph_(*context.graph),
+      survival_(survival_plan(graph_)),
+      loads_(every_layer(graph_, context.balanced)),
+      table_(memory_table(graph_, loads_)),
+      balanced_table_(table_),
+      worst_table_(memory_table(graph_, every_layer(graph_, context.worst_case))) {}
+
+void Predictor::set_loads(const std::vector<LayerLoad>& loads) {
+  BGL_CHECK(loads.size() == loads_.size(), loads.size(), loads_.size());
+  size_t changed = 0;
+  bool all_balanced = true;
+  for (size_t layer = 0; layer < loads.size(); ++layer) {
+    changed += loads[layer] == loads_[layer] ? 0 : 1;
+    all_balanced = all_balanced && loads[layer] == context_.balanced;
+  }
+  if (changed == 0) return;
+  if (all_balanced) {
+    table_ = balanced_table_;
+  } else {
+    for (size_t layer = 0; layer < loads.size(); ++layer) {
+      if (loads[layer] == loads_[layer]) continue;
+      update_layer(graph_, static_cast<int>(layer), loads[layer], table_);
+    }
+  }
+  loads_ = loads;
+}
+
+MemoryReplay Predictor::start_of(const GateInput& input) const {
+  MemoryReplay replay = input.memory;
+  replay.peak_bytes = replay.live_bytes;
+  replay.host_peak_bytes = replay.host_live_bytes;
+  return replay;
+}
+
+void Predictor::build_rest(const GateInput& input, const Plan& plan) {
+  state_ = *input.state;
+  timeline_.clear();
+  append_demotions(graph_, plan, state_, timeline_);
+  while (append_forward(graph_, plan, state_, timeline_) >= 0) {
+  }
+  append_backward(graph_, plan, state_, timeline_);
+}
+
+Prediction Predictor::predict(const GateInput& input, const Plan& plan) {
+  build_rest(input, plan);
+  return predict(input, plan, timeline_);
+}
+
+Timeline Predictor::rest_of(const GateInput& input, const Plan& plan) {
+  build_rest(input, plan);
+  return timeline_;
+}
+
+Prediction Predictor::predict(const GateInput& input, const Plan& plan,
+                              const Timeline& rest) const {
+  MemoryReplay replay = start_of(input);
+  replay_memory(graph_, plan, table_, rest, 0, replay);
+  return {replay.peak_bytes, replay.host_peak_bytes};
+}
+
+Prediction Predictor::profile(const GateInput& input, const Plan& plan,
+                              std::vector<int64_t>& high_by_point) {
+  build_rest(input, plan);
+  MemoryReplay replay = start_of(input);
+  replay_profile(graph_, plan, table_, timeline_, replay, high_by_action_);
+  const int ops = static_cast<int>(graph_.ops.size());
+  high_by_point.assign(2 * graph_.ops.size(), 0);
+  int64_t high = 0;
+  for (size_t i = 0; i < timeline_.size(); ++i) {
+    const Action& action = timeline_[i];
+    high = std::max(high, high_by_action_[i]);
+    if (action.kind == ActionKind::kForward) {
+      high_by_point[static_cast<size_t>(action.id)] = high;
+      high = 0;
+    } else if (action.kind == ActionKind::kBackward) {
+      high_by_point[static_cast<size_t>(2 * ops - 1 - action.id)] = high;
+      high = 0;
+    }
+  }
+  return {replay.peak_bytes, replay.host_peak_bytes};
+}
+
+bool Predictor::survives_worst_case(const GateInput& input, const Plan& plan) {
+  state_ = *input.state;
+  timeline_.clear();
+  append_demotions(graph_, plan, state_, timeline_);
+  const bool more_gates = append_forward(graph_, plan, state_, timeline_) >= 0;
+  MemoryReplay replay = start_of(input);
+  replay_memory(graph_, plan, table_, timeline_, 0, replay);
+  if (!more_gates) return true;  // nothing unknown is left
+
+  for (int layer = 0; layer < graph_.layers; ++layer) {
+    const bool known = input.gate >= 0 && layer <= graph_.gates[input.gate].layer;
+    update_layer(graph_, layer, known ? loads_[layer] : context_.worst_case, worst_table_);
+  }
+  Plan survival = survival_;
+  keep_past_choices(graph_, state_, survival);
+  timeline_.clear();
+  append_demotions(graph_, survival, state_, timeline_);
+  while (append_forward(graph_, survival, state_, timeline_) >= 0) {
+  }
+  append_backward(graph_, survival, state_, timeline_);
+  replay_memory(graph_, survival, worst_table_, timeline_, 0, replay);
+  return fits({replay.peak_bytes, replay.host_peak_bytes});
+}
+
+int64_t Predictor::excess_bytes(const Prediction& prediction) const {
+  if (context_.activation_budget_bytes == 0) return 0;
+  return std::max<int64_t>(0, prediction.peak_bytes - context_.activation_budget_bytes);
+}
+
+bool Predictor::fits(const Prediction& prediction) const {
+  return excess_bytes(prediction) == 0 &&
+         (context_.host_budget_bytes == 0 ||
+          prediction.host_peak_bytes <= context_.host_budget_bytes);
+}
+
+}  // namespace bagualu
