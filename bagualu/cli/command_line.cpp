@@ -1,0 +1,114 @@
+#include "bagualu/cli/command_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <string_view>
+
+#include "bagualu/base/error.h"
+#include "bagualu/cli/plan_command.h"
+#include "bagualu/cli/python_command.h"
+#include "bagualu/cli/source_tree.h"
+
+namespace bagualu {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+struct Subcommand {
+  std::string_view name;
+  std::string_view summary;
+  int (*run)(std::string_view name, const Arguments& arguments, const Streams& streams);
+};
+
+int run_plan_command(std::string_view, const Arguments& arguments, const Streams& streams) {
+  return run_plan(arguments, find_source_tree(), streams);
+}
+
+/// Commands that start ranks or load a model go through one launcher, which checks their input.
+int run_launcher(std::string_view name, const Arguments& arguments, const Streams&) {
+  Arguments all = {std::string(name)};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.launch", all));
+}
+
+int run_report(std::string_view, const Arguments& arguments, const Streams&) {
+  exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.report", arguments));
+}
+
+constexpr std::array<Subcommand, 5> kSubcommands = {{
+    {"plan", "memory of one rank: static bytes, activations, peak, floor, what it survives",
+     run_plan_command},
+    {"train", "train a model under a memory budget, on one or more ranks", run_launcher},
+    {"profile", "measure operator times of this machine and keep them for train and plan",
+     run_launcher},
+    {"report", "turn a run log into one HTML page or a Perfetto trace", run_report},
+    {"generate", "continue a text with the model of a checkpoint", run_launcher},
+}};
+
+void print_help(std::ostream& out) {
+  out << "bagualu: train mixture-of-experts models under a hard memory budget, through routing "
+         "spikes\n\nusage: bagualu COMMAND [FLAGS]\n\n";
+  for (const Subcommand& command : kSubcommands) {
+    out << fmt::format("  {:<10}{}\n", command.name, command.summary);
+  }
+  out << "\n  bagualu COMMAND --help   flags of a command, with units and defaults\n"
+         "  bagualu --version        version of this program\n\n"
+         "Sizes: KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes; KB, MB, GB = powers of 1000.\n"
+         "Exit codes: 0 done; 1 the job failed; 2 bad input; 3 infeasible (says the missing "
+         "bytes).\n";
+}
+
+std::string known_commands() {
+  std::string names;
+  for (const Subcommand& command : kSubcommands) names += std::string(command.name) + ", ";
+  return names + "--help, --version";
+}
+
+int dispatch(const Arguments& arguments, const Streams& streams) {
+  if (arguments.empty()) throw InvalidInput("bagualu", "command", "nothing", known_commands());
+  const std::string& name = arguments.front();
+  if (name == "--version") {
+    streams.out << "bagualu " BAGUALU_VERSION "\n";
+    return kExitDone;
+  }
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_help(streams.out);
+    return kExitDone;
+  }
+  const auto command = std::find_if(kSubcommands.begin(), kSubcommands.end(),
+                                    [&](const Subcommand& c) { return c.name == name; });
+  if (command == kSubcommands.end()) {
+    throw InvalidInput("bagualu", "command", name, known_commands());
+  }
+  const Arguments rest(arguments.begin() + 1, arguments.end());
+  return command->run(command->name, rest, streams);
+}
+
+/// "bagualu plan: what", unless the message already begins with the program's name.
+void complain(const Arguments& arguments, const char* what, std::ostream& err) {
+  std::string line(what);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  const bool subcommand = !arguments.empty() && arguments.front().rfind('-', 0) != 0;
+  const std::string program = subcommand ? "bagualu " + arguments.front() : "bagualu";
+  if (line.rfind("bagualu", 0) != 0) line = program + ": " + line;
+  err << line << '\n';
+}
+
+}  // namespace
+
+int run(const Arguments& arguments, const Streams& streams) {
+  try {
+    return dispatch(arguments, streams);
+  } catch (const InvalidInput& error) {
+    complain(arguments, error.what(), streams.err);
+    return kExitBadInput;
+  } catch (const std::exception& error) {
+    complain(arguments, error.what(), streams.err);
+    return kExitFailed;
+  }
+}
+
+}  // namespace bagualu

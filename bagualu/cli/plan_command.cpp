@@ -1,0 +1,143 @@
+#include "bagualu/cli/plan_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+#include "bagualu/base/atomic_file.h"
+#include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
+#include "bagualu/cli/flags.h"
+#include "bagualu/cli/plan_report.h"
+#include "bagualu/provision/policy.h"
+
+namespace bagualu {
+namespace {
+
+constexpr const char* kWhere = "bagualu plan";
+constexpr int64_t kMaxRanks = 1 << 20;
+
+/// The flags as they were typed; texts, so that every complaint has the same form.
+struct PlanFlags {
+  std::string model;
+  std::string ep = "1";
+  std::string world_size;
+  std::string micro_batch_size = "1";
+  std::string seq = "256";
+  std::string microbatches = "4";
+  std::string dtype = "fp32";
+  std::string budget;
+  std::string host_budget;
+  std::string imbalance = "1.2";
+  std::string chunk_rows = "256";
+  std::string threads = "1";
+  std::string policies;
+  std::string system = "cpu-2core";
+  std::string json;
+};
+
+void add_flags(CLI::App* app, PlanFlags* flags) {
+  const auto add = [&](const char* name, std::string* value, const char* type, const char* help) {
+    const std::string shown = value->empty() ? "" : fmt::format(" [{}]", *value);
+    return app->add_option(name, *value, help + shown)->type_name(type);
+  };
+  add("--model", &flags->model, "FILE|NAME",
+      "model: native JSON, Hugging Face config.json, or a name from configs/models (needed)");
+  add("--ep", &flags->ep, "RANKS", "ranks that share one copy of the experts");
+  add("--world-size", &flags->world_size, "RANKS", "ranks in all [as --ep]");
+  add("--micro-batch-size", &flags->micro_batch_size, "SEQUENCES", "per micro-batch and rank");
+  add("--seq", &flags->seq, "TOKENS", "per sequence");
+  add("--micro-batches", &flags->microbatches, "COUNT", "micro-batches per optimizer step");
+  add("--dtype", &flags->dtype, "fp32|bf16", "of activations; master weights are fp32");
+  add("--budget", &flags->budget, "SIZE",
+      "device memory of a rank, as 96MiB [none: policies are not tried]");
+  add("--host-budget", &flags->host_budget, "SIZE", "host memory of a rank for offload [no limit]");
+  add("--imbalance", &flags->imbalance, "FACTOR",
+      "load to look at: rows of the hottest rank over the mean, in every MoE layer");
+  add("--chunk-rows", &flags->chunk_rows, "ROWS", "most rows of one expert computed at once");
+  add("--threads", &flags->threads, "COUNT", "compute threads of a rank");
+  add("--policy", &flags->policies, "NAME,...",
+      "policies to try [all]: save-all, full-recompute, selective (core_attn), static (fitted to "
+      "1.2x), threshold, adaptive");
+  add("--system", &flags->system, "FILE|NAME",
+      "machine whose rates price the choices: a file or a name from configs/systems");
+  add("--json", &flags->json, "FILE|-", "write the answer as JSON; with - instead of the table");
+}
+
+PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
+  PlanRequest request;
+  if (flags.model.empty()) throw InvalidInput(kWhere, "--model", "nothing", "a file or a name");
+  const auto integer = [](const std::string& text, const char* flag, int64_t max = INT32_MAX) {
+    return parse_int_flag(text, kWhere, flag, 1, max);
+  };
+  request.layout.ep_size = integer(flags.ep, "--ep", kMaxRanks);
+  request.layout.world_size = flags.world_size.empty()
+                                  ? request.layout.ep_size
+                                  : integer(flags.world_size, "--world-size", kMaxRanks);
+  request.shape.micro_batch_size = integer(flags.micro_batch_size, "--micro-batch-size");
+  request.shape.seq = integer(flags.seq, "--seq");
+  request.shape.microbatches = integer(flags.microbatches, "--micro-batches");
+  request.shape.dtype = parse_dtype(flags.dtype, kWhere, "--dtype");
+  request.threads = integer(flags.threads, "--threads", 4096);
+  request.chunk_rows = integer(flags.chunk_rows, "--chunk-rows");
+  request.imbalance = parse_number_flag(flags.imbalance, kWhere, "--imbalance", 1.0, 1e6);
+  if (!flags.budget.empty()) request.budget_bytes = parse_bytes(flags.budget, kWhere, "--budget");
+  if (!flags.host_budget.empty()) {
+    request.host_budget_bytes = parse_bytes(flags.host_budget, kWhere, "--host-budget");
+  }
+  request.policies = flags.policies.empty()
+                         ? policy_names()
+                         : parse_names_flag(flags.policies, kWhere, "--policy", policy_names());
+  request.model = model_from_file(
+      resolve_config(flags.model, config_folders(tree, "models"), kWhere, "--model"));
+  validate(request.model, request.shape, request.layout, kWhere);
+  request.system = system_from_file(
+      resolve_config(flags.system, config_folders(tree, "systems"), kWhere, "--system"));
+  return request;
+}
+
+int answer(const PlanFlags& flags, const SourceTree& tree, const Streams& streams) {
+  const PlanRequest request = request_of(flags, tree);
+  const PlanReport report = make_plan_report(request);
+  if (flags.json == "-") {
+    streams.out << to_json(request, report).dump(2) << '\n';
+  } else {
+    if (!flags.json.empty()) {
+      write_file_atomic(flags.json, to_json(request, report).dump(2) + "\n");
+    }
+    print_table(request, report, streams.out);
+  }
+  if (report.short_by_bytes == 0) return kExitDone;
+  streams.err << fmt::format(
+      "{}: infeasible: the budget of {} is {} ({} bytes) under the floor of {}, at {}\n", kWhere,
+      format_bytes(request.budget_bytes), format_bytes(report.short_by_bytes),
+      report.short_by_bytes, format_bytes(report.floor.bytes), report.floor.at);
+  return kExitInfeasible;
+}
+
+}  // namespace
+
+int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
+             const Streams& streams) {
+  CLI::App app(
+      "Memory of one rank: static bytes, activations per layer, peak and its cause, the "
+      "floor under which no\nrouting is safe, and the largest imbalance that each policy "
+      "survives.\nSizes: KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes. Defaults in [brackets].",
+      kWhere);
+  PlanFlags flags;
+  add_flags(&app, &flags);
+  // CLI11 takes the last argument first.
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    streams.out << app.help();
+    return kExitDone;
+  } catch (const CLI::ParseError& error) {
+    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu plan --help` lists");
+  }
+  return answer(flags, tree, streams);
+}
+
+}  // namespace bagualu

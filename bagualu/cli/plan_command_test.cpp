@@ -1,0 +1,187 @@
+#include "bagualu/cli/plan_command.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bagualu/base/json.h"
+
+namespace bagualu {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int code = 0;
+  std::string out;
+  std::string err;
+};
+
+class PlanCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) /
+              testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  /// `bagualu plan` on the demo model over 4 ranks, with more flags.
+  static Outcome plan(std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {"plan", "--model", preset("demo"), "--ep", "4", "--system",
+                  std::string(BAGUALU_SOURCE_DIR) + "/configs/systems/cpu-2core.json"});
+    return line(flags);
+  }
+  static Outcome line(const std::vector<std::string>& arguments) {
+    std::ostringstream out;
+    std::ostringstream err;
+    const int code = run(arguments, {out, err});
+    return {code, out.str(), err.str()};
+  }
+  static std::string preset(const std::string& name) {
+    return std::string(BAGUALU_SOURCE_DIR) + "/configs/models/" + name + ".json";
+  }
+  fs::path write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(PlanCommand, PrintsATable) {
+  const Outcome outcome = plan({"--seq", "64", "--budget", "64MiB"});
+  EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  for (const char* words : {"static memory of a rank", "calm, everything kept",
+                            "floor: any routing survives", "policies under 64.0 MiB", "adaptive"}) {
+    EXPECT_NE(outcome.out.find(words), std::string::npos) << words << "\n" << outcome.out;
+  }
+}
+
+TEST_F(PlanCommand, WritesJsonInsteadOrBeside) {
+  const Outcome alone = plan({"--seq", "64", "--json", "-"});
+  EXPECT_EQ(alone.code, kExitDone) << alone.err;
+  const Json report = parse_json_object(alone.out, "output");
+  EXPECT_EQ(report.at("type"), "plan");
+  EXPECT_EQ(report.at("version"), 1);
+  EXPECT_EQ(report.at("static").at("total_bytes"), 16'926'976);  // static_memory_test.cpp
+  EXPECT_TRUE(report.at("budget_bytes").is_null());
+  EXPECT_TRUE(report.at("policies").empty()) << "nothing to survive without a budget";
+
+  const fs::path file = folder_ / "plan.json";
+  const Outcome beside = plan({"--seq", "64", "--json", file.string()});
+  EXPECT_NE(beside.out.find("static memory"), std::string::npos);
+  EXPECT_EQ(read_json_file(file), report);
+}
+
+TEST_F(PlanCommand, ReadsAHuggingFaceConfig) {
+  const fs::path config = write("config.json", R"({"model_type": "mixtral", "hidden_size": 64,
+      "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+      "vocab_size": 256, "tie_word_embeddings": false})");
+  const Outcome outcome = plan({"--model", config.string(), "--seq", "32", "--json", "-"});
+  EXPECT_EQ(outcome.code, kExitBadInput) << "--model twice";
+  const Outcome single = line({"plan", "--model", config.string(), "--system",
+                               std::string(BAGUALU_SOURCE_DIR) + "/configs/systems/cpu-2core.json",
+                               "--seq", "32", "--json", "-"});
+  EXPECT_EQ(single.code, kExitDone) << single.err;
+  EXPECT_EQ(parse_json_object(single.out, "output").at("model").at("family"), "mixtral");
+}
+
+TEST_F(PlanCommand, ABudgetUnderTheFloorIsInfeasibleByTheMissingBytes) {
+  const Json free = parse_json_object(plan({"--seq", "64", "--json", "-"}).out, "output");
+  const int64_t floor = free.at("floor").at("bytes");
+  const Outcome under = plan({"--seq", "64", "--budget", std::to_string(floor - 1), "--json", "-"});
+  EXPECT_EQ(under.code, kExitInfeasible);
+  EXPECT_EQ(parse_json_object(under.out, "output").at("short_by_bytes"), 1);
+  EXPECT_NE(under.err.find("(1 bytes) under the floor"), std::string::npos) << under.err;
+  EXPECT_EQ(std::count(under.err.begin(), under.err.end(), '\n'), 1);
+  const Outcome at = plan({"--seq", "64", "--budget", std::to_string(floor), "--json", "-"});
+  EXPECT_EQ(at.code, kExitDone) << at.err;
+}
+
+TEST_F(PlanCommand, HelpNamesUnitsAndDefaults) {
+  const Outcome outcome = line({"plan", "--help"});
+  EXPECT_EQ(outcome.code, kExitDone);
+  for (const char* words : {"--budget SIZE", "--seq TOKENS", "[256]", "[fp32]", "MiB"}) {
+    EXPECT_NE(outcome.out.find(words), std::string::npos) << words << "\n" << outcome.out;
+  }
+}
+
+TEST_F(PlanCommand, RefusesBadInputInOneLineAndWritesNothing) {
+  const std::string folder = folder_.string();
+  const std::string empty = write("empty.json", "").string();
+  const std::string cut = write("cut.json", "{\"layers\": 4,").string();
+  const std::string list = write("list.json", "[1]").string();
+  const std::string top_k =
+      write("top_k.json", R"({"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
+            "vocab": 256, "experts": 8, "top_k": 9, "expert_ffn": 64})")
+          .string();
+  const std::string family = write("family.json", R"({"model_type": "llama"})").string();
+  const std::string output = folder + "/out.json";
+  // Flags after `bagualu plan --json OUT`, and what the complaint has to name.
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{}, "--model"},
+      {{"--model", ""}, "--model"},
+      {{"--model", "no-such-model"}, "--model"},
+      {{"--model", folder}, "--model"},
+      {{"--model", empty}, "empty.json"},
+      {{"--model", cut}, "cut.json: line 1"},
+      {{"--model", list}, "list.json"},
+      {{"--model", top_k}, "top_k: found 9"},
+      {{"--model", family}, "mixtral or qwen3_moe"},
+      {{"--model", preset("demo"), "--ep", "3"}, "experts = 16"},
+      {{"--model", preset("demo"), "--ep", "0"}, "--ep"},
+      {{"--model", preset("demo"), "--ep", "4", "--world-size", "6"}, "world_size = 6"},
+      {{"--model", preset("demo"), "--world-size", "-1"}, "--world-size"},
+      {{"--model", preset("demo"), "--seq", "many"}, "--seq"},
+      {{"--model", preset("demo"), "--micro-batch-size", "0"}, "--micro-batch-size"},
+      {{"--model", preset("demo"), "--micro-batches", "1.5"}, "--micro-batches"},
+      {{"--model", preset("demo"), "--seq", "2000000000"}, "seq"},
+      {{"--model", preset("demo"), "--dtype", "fp16"}, "--dtype"},
+      {{"--model", preset("demo"), "--budget", "0"}, "--budget"},
+      {{"--model", preset("demo"), "--budget", "-5MiB"}, "--budget"},
+      {{"--model", preset("demo"), "--budget", "12 parsecs"}, "--budget"},
+      {{"--model", preset("demo"), "--host-budget", "0MiB"}, "--host-budget"},
+      {{"--model", preset("demo"), "--imbalance", "0.5"}, "--imbalance"},
+      {{"--model", preset("demo"), "--imbalance", "nan"}, "--imbalance"},
+      {{"--model", preset("demo"), "--chunk-rows", "0"}, "--chunk-rows"},
+      {{"--model", preset("demo"), "--threads", "0"}, "--threads"},
+      {{"--model", preset("demo"), "--policy", "magic"}, "--policy"},
+      {{"--model", preset("demo"), "--policy", "adaptive,adaptive"}, "--policy"},
+      {{"--model", preset("demo"), "--system", "abacus"}, "--system"},
+      {{"--model", preset("demo"), "--buget", "1GiB"}, "--buget"},
+      {{"--model", preset("demo"), "surplus"}, "surplus"},
+      {{"--model", preset("demo"), "--budget"}, "--budget"},
+  };
+  const auto files_before = std::distance(fs::directory_iterator(folder_), {});
+  for (const auto& [flags, named] : cases) {
+    std::vector<std::string> arguments = {"plan", "--json", output};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const Outcome outcome = line(arguments);
+    EXPECT_EQ(outcome.code, kExitBadInput) << named;
+    EXPECT_EQ(outcome.out, "") << named;
+    EXPECT_NE(outcome.err.find(named), std::string::npos) << named << "\n" << outcome.err;
+    EXPECT_EQ(outcome.err.rfind("bagualu plan: ", 0), 0u) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), files_before);
+}
+
+TEST_F(PlanCommand, RefusesAnUnwritableAnswerBeforePrinting) {
+  const Outcome outcome = plan({"--seq", "32", "--json", (folder_ / "none" / "x.json").string()});
+  EXPECT_EQ(outcome.code, kExitBadInput);
+  EXPECT_EQ(outcome.out, "");
+}
+
+}  // namespace
+}  // namespace bagualu

@@ -1,0 +1,54 @@
+#include "bagualu/cli/source_tree.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <system_error>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace fs = std::filesystem;
+
+SourceTree source_tree_of(const fs::path& program) {
+  SourceTree tree{program, {}};
+  const fs::path root = program.parent_path().parent_path().parent_path();
+  std::error_code status;
+  if (fs::exists(root / "python" / "bagualu" / "__init__.py", status)) tree.root = root;
+  return tree;
+}
+
+SourceTree find_source_tree() { return source_tree_of(fs::read_symlink("/proc/self/exe")); }
+
+std::vector<fs::path> config_folders(const SourceTree& tree, const std::string& kind) {
+  if (!tree.root.empty()) return {tree.root / "configs" / kind};
+  // PREFIX/bin/bagualu beside PREFIX/lib/pythonX.Y/site-packages/bagualu, as pip installs them.
+  std::vector<fs::path> folders;
+  std::error_code status;
+  const fs::path prefix = tree.program.parent_path().parent_path();
+  for (const auto& entry : fs::directory_iterator(prefix / "lib", status)) {
+    const fs::path package = entry.path() / "site-packages" / "bagualu" / "configs" / kind;
+    if (fs::is_directory(package, status)) folders.push_back(package);
+  }
+  return folders;
+}
+
+fs::path resolve_config(const std::string& text, const std::vector<fs::path>& folders,
+                        const std::string& where, const std::string& field) {
+  std::error_code status;
+  if (text.empty()) throw InvalidInput(where, field, "an empty text", "a file or a name");
+  if (fs::is_regular_file(text, status)) return text;
+  std::set<std::string> names;
+  for (const fs::path& folder : folders) {
+    for (const auto& entry : fs::directory_iterator(folder, status)) {
+      if (entry.path().extension() != ".json") continue;
+      if (entry.path().stem() == text) return entry.path();
+      names.insert(entry.path().stem().string());
+    }
+  }
+  throw InvalidInput(
+      where, field, fmt::format("\"{}\", no such file or name", text),
+      names.empty() ? "a file" : fmt::format("a file, or one of {}", fmt::join(names, ", ")));
+}
+
+}  // namespace bagualu

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace bagualu {
+
+/// Where this program lies and what lies around it.
+struct SourceTree {
+  std::filesystem::path program;  ///< real path of the running binary, links resolved
+  std::filesystem::path root;  ///< of the tree it was built in (ROOT/build*/bin); empty: installed
+};
+
+/// `program` is taken for a build of a tree if two folders above its own there is python/bagualu.
+SourceTree source_tree_of(const std::filesystem::path& program);
+
+/// Of the running binary.
+SourceTree find_source_tree();
+
+/// Folders that hold NAME.json of a kind ("models", "systems"): the tree's, or those of the Python
+/// package that was installed with the program.
+std::vector<std::filesystem::path> config_folders(const SourceTree& tree, const std::string& kind);
+
+/// The file of a flag FILE|NAME: an existing file, else NAME.json in one of the folders.
+/// Throws:  InvalidInput(where, field) listing the known names.
+std::filesystem::path resolve_config(const std::string& text,
+                                     const std::vector<std::filesystem::path>& folders,
+                                     const std::string& where, const std::string& field);
+
+}  // namespace bagualu
