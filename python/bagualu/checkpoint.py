@@ -219,6 +219,9 @@ def load(path: Path, verify_data: bool) -> Loaded:
             raise ValueError("a negative or fractional number")
         if not isinstance(position.flags, dict) or not isinstance(state["model"], dict):
             raise ValueError("flags or model is not an object")
+        for key in ("seq", "micro_batches", "micro_batch_size"):
+            if type(position.flags[key]) is not int or position.flags[key] < 1:
+                raise ValueError(f"flags.{key} is not a count")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(where, "contents", error, "a state.json of this version") from None
     for name, size in sizes.items():

@@ -1,6 +1,5 @@
 """`bagualu generate`: continues a prompt, byte by byte, with the weights of a checkpoint."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from bagualu.data import VOCAB
 from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
 from bagualu.hf import Shard, TensorFolder
 from bagualu.model_spec import ModelSpec, model_from_file
+from bagualu.runtime_module import lone_trainer
 from bagualu.train_args import WHERE, Parser
 
 _DEFAULT_CONTEXT = 256
@@ -43,15 +43,7 @@ def _load_spec(folder: Path) -> tuple[Path, ModelSpec, int]:
 
 
 def _make_trainer(path: Path, spec: ModelSpec, context: int) -> Any:
-    from bagualu import _runtime
-
-    options = {"rank": 0, "world_size": 1, "ep_size": 1, "micro_batch_size": 1, "seq": context,
-               "microbatches": 1, "dtype": "fp32", "seed": 0, "policy": "save-all",
-               "policy_args": {}, "budget_bytes": 0, "host_budget_bytes": 0, "chunk_rows": 0,
-               "profile": None, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-               "clip": 0.0, "overlap": False}
-    _runtime.arena_install(0, 0)
-    trainer = _runtime.Trainer(spec.to_json(), json.dumps(options), "", "", "")
+    trainer = lone_trainer(spec, seq=context)
     checkpoint.restore_weights(path, trainer, spec, Shard(0, spec.experts))
     return trainer
 

@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import json
 import os
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bagualu.model_spec import ModelSpec, model_from_file, resolve_model, valida
 from bagualu.profile_cache import cached_profile
 from bagualu.routing_trace import RoutingTrace, read_trace
 from bagualu.run_log import check_writable
-from bagualu.train_args import ALL_FLAGS, WHERE, resumed_values
+from bagualu.train_args import ALL_FLAGS, WHERE, Flag, resumed_values
 
 _OVERRIDES = {"dropout": "dropout", "aux_loss": "aux_loss_coef", "z_loss": "z_loss_coef",
               "router_bias_rate": "router_bias_rate"}
@@ -74,6 +75,18 @@ class Job:
                                    resumed_values(self.args))
 
 
+def _resumed_value(flag: Flag, value: Any, where: str) -> Any:
+    """A value of state.json, checked as the flag itself would be."""
+    items = value if flag.repeat else [value]
+    if flag.parse is None or not isinstance(items, list):
+        raise InvalidInput(where, f"flags.{flag.key}", json.dumps(value), "a list")
+    try:
+        parsed = [None if item is None else flag.parse(str(item), flag.name) for item in items]
+    except InvalidInput as error:
+        raise InvalidInput(where, f"flags.{flag.key}", error.found, error.allowed) from None
+    return parsed if flag.repeat else parsed[0]
+
+
 def _apply_resumed(args: argparse.Namespace, position: checkpoint.Position, world: int,
                    where: str) -> None:
     """Flags that were not given come from the checkpoint; the global batch stays what it was."""
@@ -81,13 +94,7 @@ def _apply_resumed(args: argparse.Namespace, position: checkpoint.Position, worl
     for flag in ALL_FLAGS:
         if not flag.resumed or flag.key in args.given:
             continue
-        value = flags.get(flag.key, flag.default)
-        items = value if flag.repeat else [value]
-        if flag.parse is None or not isinstance(items, list):
-            raise InvalidInput(where, f"flags.{flag.key}", json.dumps(value), "a list")
-        parsed = [None if item is None else flag.parse(str(item), f"flags.{flag.key}")
-                  for item in items]
-        setattr(args, flag.key, parsed if flag.repeat else parsed[0])
+        setattr(args, flag.key, _resumed_value(flag, flags.get(flag.key, flag.default), where))
     if args.seed != position.seed:
         raise InvalidInput(WHERE, "--seed", args.seed, f"{position.seed}, as in the checkpoint")
     rows = flags["micro_batches"] * flags["micro_batch_size"] * position.world_size
@@ -158,6 +165,22 @@ def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> None
         args.threads = max(1, len(os.sched_getaffinity(0)) // world)
 
 
+def _check_folder(folder: Path) -> None:
+    """Writes a nameless file there; folders made for that are removed again."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInput(folder, "folder", error.strerror,
+                           "a folder that can be written") from None
+    finally:
+        for made in missing:
+            if made.is_dir():
+                made.rmdir()
+
+
 def _check_outputs(args: argparse.Namespace) -> None:
     for flag, text in (("--log", args.log), ("--json", args.json)):
         if text and text != "-":
@@ -165,14 +188,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
             if Path(text).is_dir():
                 raise InvalidInput(WHERE, flag, text, "a file")
     for text in (args.checkpoint, args.tensorboard):
-        if not text:
-            continue
-        folder = Path(text).absolute()
-        while not folder.exists():
-            folder = folder.parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise InvalidInput(text, "folder", f"{folder} is not a writable folder",
-                               "a folder that can be written")
+        if text:
+            _check_folder(Path(text))
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InvalidInput(WHERE, "--tensorboard", "no package tensorboard",
                            "after `pip install tensorboard`")

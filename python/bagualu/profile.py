@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
-from bagualu.model_spec import resolve_model
+from bagualu.model_spec import ModelSpec, resolve_model
 from bagualu.profile_cache import cache_file, default_folder, store_profile
+from bagualu.runtime_module import lone_trainer
 from bagualu.train_args import WHERE, Parser
 
 
@@ -32,21 +33,13 @@ def _parser() -> Parser:
     return parser
 
 
-def _measure(args: argparse.Namespace, spec_json: str) -> str:
+def _measure(args: argparse.Namespace, spec: ModelSpec) -> str:
     """One process measures what each rank of a group would run: no collective is needed."""
     import torch
 
-    from bagualu import _runtime
-
     torch.set_num_threads(args.threads)
-    options = {"rank": 0, "world_size": args.ep, "ep_size": args.ep,
-               "micro_batch_size": args.micro_batch_size, "seq": args.seq, "microbatches": 1,
-               "dtype": args.dtype, "seed": 0, "policy": "save-all", "policy_args": {},
-               "budget_bytes": 0, "host_budget_bytes": 0, "chunk_rows": 0, "profile": None,
-               "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 0.0,
-               "overlap": False}
-    _runtime.arena_install(0, 0)
-    trainer = _runtime.Trainer(spec_json, json.dumps(options), "", "", "")
+    trainer = lone_trainer(spec, world_size=args.ep, ep_size=args.ep, seq=args.seq,
+                           micro_batch_size=args.micro_batch_size, dtype=args.dtype)
     return str(trainer.profile_json())
 
 
@@ -62,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if args.threads is None:
         args.threads = max(1, len(os.sched_getaffinity(0)) // args.ep)
     path = cache_file(spec, args, Path(args.cache) if args.cache else default_folder())
-    text = _measure(args, spec.to_json())
+    text = _measure(args, spec)
     store_profile(path, text)
     if args.json == "-":
         print(text)

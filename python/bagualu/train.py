@@ -22,6 +22,7 @@ from bagualu.failures import is_expected, note_of
 from bagualu.json_file import write_atomic
 from bagualu.preflight import Job, preflight
 from bagualu.progress import summary_table
+from bagualu.runtime_module import load_runtime
 from bagualu.train_args import parse
 
 if TYPE_CHECKING:
@@ -114,13 +115,12 @@ def make_trainer(job: Job, comm: Comm) -> Any:
     """Installs the arenas, then builds the C++ trainer inside them."""
     import torch
 
-    from bagualu import _runtime
-
     torch.set_num_threads(job.args.threads)
-    _runtime.arena_install(job.args.budget or 0, job.args.host_budget or 0)
+    runtime = load_runtime()
+    runtime.arena_install(job.args.budget or 0, job.args.host_budget or 0)
     options = json.dumps(job.trainer_options(comm.rank))
     groups = comm.groups
-    return _runtime.Trainer(job.spec.to_json(), options, groups.ep, groups.dp, groups.edp)
+    return runtime.Trainer(job.spec.to_json(), options, groups.ep, groups.dp, groups.edp)
 
 
 def _train(me: Rank, job: Job, stop: StopSignals) -> int:
