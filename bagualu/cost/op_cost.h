@@ -24,7 +24,8 @@ struct OpTime {
 struct CostTable {
   std::vector<OpTime> forward;   ///< by op
   std::vector<OpTime> backward;  ///< by op
-  /// kInPieces units only: time of rebuilding this unit's storages alone (by unit; empty otherwise).
+  /// kInPieces units only: time of rebuilding this unit's storages alone (by unit; empty
+  /// otherwise).
   std::vector<OpTime> rebuild;
   double d2h_bytes_per_s = 0;
   double h2d_bytes_per_s = 0;

@@ -59,8 +59,7 @@ TEST(OpWork, QkvCountsItsProduct) {
 
 TEST(OpWork, ExpertsCountThreeProductsPerRow) {
   const ModelSpec spec = small_moe_spec();  // h 32, f 48: 2 * 3 * h * f, and 6 f for the activation
-  EXPECT_EQ(forward_work(OpKind::kExperts, spec, kOptions, 10).flops,
-            10 * (6 * 32 * 48 + 6 * 48));
+  EXPECT_EQ(forward_work(OpKind::kExperts, spec, kOptions, 10).flops, 10 * (6 * 32 * 48 + 6 * 48));
   EXPECT_EQ(forward_work(OpKind::kExperts, spec, kOptions, 0).memory_bytes, 0);
 }
 

@@ -56,9 +56,9 @@ TEST(Profile, GivesMeasuredTimesByOperatorKind) {
   EXPECT_EQ(costs.forward_ns(graph, graph.find_op("layer2.qkv"), {.rows = 64}), 200);
   EXPECT_EQ(costs.forward_ns(graph, graph.find_op("layer2.experts"), {.rows = 64}), 400);
   EXPECT_EQ(costs.backward_ns(graph, graph.find_op("layer2.dispatch_unpack"), {.rows = 64}), 0);
-  EXPECT_EQ(costs.residency_ns(graph, graph.find_unit("layer1.expert_fc1"), kRecompute,
-                               {.rows = 50}),
-            510);
+  EXPECT_EQ(
+      costs.residency_ns(graph, graph.find_unit("layer1.expert_fc1"), kRecompute, {.rows = 50}),
+      510);
   EXPECT_TRUE(costs.forward[0].measured);
 }
 
@@ -133,13 +133,19 @@ TEST(Profile, NamesWhatIsWrongInTheFile) {
   EXPECT_THAT(message([](Json& p) { p["extra"] = 1; }), HasSubstr("extra"));
   EXPECT_THAT(message([](Json& p) { p["version"] = 2; }), HasSubstr("version"));
   EXPECT_THAT(message([](Json& p) { p["rebuild"].erase("moe_act"); }), HasSubstr("moe_act"));
-  EXPECT_THAT(message([](Json& p) { p["ops"]["qkv"]["forward"] = {{8, 1}, {8, 2}}; }),
+  EXPECT_THAT(message([](Json& p) {
+                p["ops"]["qkv"]["forward"] = {{8, 1}, {8, 2}};
+              }),
               HasSubstr("x rising"));
   EXPECT_THAT(message([](Json& p) { p["ops"]["qkv"]["forward"] = Json::array(); }),
               HasSubstr("p.json.ops.qkv: forward"));
-  EXPECT_THAT(message([](Json& p) { p["ops"]["qkv"]["forward"] = {{8, 1.5}}; }),
+  EXPECT_THAT(message([](Json& p) {
+                p["ops"]["qkv"]["forward"] = {{8, 1.5}};
+              }),
               HasSubstr("[8,1.5]"));
-  EXPECT_THAT(message([](Json& p) { p["ops"]["qkv"]["backward"] = {{-1, 1}}; }),
+  EXPECT_THAT(message([](Json& p) {
+                p["ops"]["qkv"]["backward"] = {{-1, 1}};
+              }),
               HasSubstr("backward"));
   EXPECT_THAT(message([](Json& p) { p["copy_hidden_fraction"] = 1.5; }),
               HasSubstr("copy_hidden_fraction"));

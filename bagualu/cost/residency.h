@@ -19,8 +19,8 @@ enum class Retire : uint8_t {
 
 /// What the price of a residency is computed from; all of one unit.
 struct ResidencyInput {
-  int64_t bytes = 0;         ///< full size
-  int64_t rebuild_ns = 0;    ///< forward time of the producer
+  int64_t bytes = 0;       ///< full size
+  int64_t rebuild_ns = 0;  ///< forward time of the producer
   double d2h_bytes_per_s = 0;
   double h2d_bytes_per_s = 0;
   double hidden_fraction = 0;  ///< share of a copy that runs beside compute, 0..1

@@ -27,9 +27,10 @@ ResidencySpec quantise_residency() {
           .device_bytes = encoded_bytes,
           .host_bytes = [](int64_t) { return int64_t{0}; },
           // Encoded once and decoded once; both pass over the full size.
-          .exposed_ns = [](const ResidencyInput& input) {
-            return 2 * transfer_ns(input.bytes, input.encode_bytes_per_s);
-          }};
+          .exposed_ns =
+              [](const ResidencyInput& input) {
+                return 2 * transfer_ns(input.bytes, input.encode_bytes_per_s);
+              }};
 }
 
 }  // namespace bagualu

@@ -44,11 +44,10 @@ TEST(Residency, EverySpecIsCompleteAndConsistent) {
 
 TEST(Residency, OffloadExposesTheUnhiddenShareOfBothCopies) {
   // 1000 bytes at 1 GB/s out (1000 ns) and 2 GB/s back (500 ns); a quarter of 1500 is exposed.
-  EXPECT_EQ(spec("offload").exposed_ns({.bytes = 1000,
-                                        .d2h_bytes_per_s = 1e9,
-                                        .h2d_bytes_per_s = 2e9,
-                                        .hidden_fraction = 0.75}),
-            375);
+  EXPECT_EQ(
+      spec("offload").exposed_ns(
+          {.bytes = 1000, .d2h_bytes_per_s = 1e9, .h2d_bytes_per_s = 2e9, .hidden_fraction = 0.75}),
+      375);
 }
 
 TEST(Residency, OffloadWithoutAHostLinkIsNeverWorthIt) {

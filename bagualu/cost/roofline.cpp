@@ -8,8 +8,9 @@
 namespace bagualu {
 namespace {
 
-// Sample points of a curve that is piecewise linear already (a maximum of affine functions): between
-// two of them it is off only where a kink lies, by less than the kink's own change of slope.
+// Sample points of a curve that is piecewise linear already (a maximum of affine functions):
+// between two of them it is off only where a kink lies, by less than the kink's own change of
+// slope.
 constexpr int64_t kLargestLoad = int64_t{1} << 24;
 
 template <class Work>

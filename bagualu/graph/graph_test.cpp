@@ -86,7 +86,8 @@ TEST(NativeGraph, OnlyRoutingResultsArePinned) {
 
 TEST(NativeGraph, FeaturesAddTheirOperators) {
   const Graph graph = build_native_graph(rich_moe_spec(), {.seq = 16, .ep_size = 4});
-  for (const char* op : {"layer0.qk_norm", "layer0.mlp_fc2", "layer1.shared_act", "layer2.combine"}) {
+  for (const char* op :
+       {"layer0.qk_norm", "layer0.mlp_fc2", "layer1.shared_act", "layer2.combine"}) {
     EXPECT_GE(graph.find_op(op), 0) << op;
   }
   EXPECT_GE(graph.find_storage("layer1.d_moe_out"), 0);  // dropout masks the branch's gradient

@@ -158,8 +158,7 @@ int64_t attention_backward_hidden_bytes(const ModelSpec& spec, const NativeGraph
   return std::max(scratch, gradients);
 }
 
-void set_native_workspaces(const ModelSpec& spec, const NativeGraphOptions& options,
-                           Graph& graph) {
+void set_native_workspaces(const ModelSpec& spec, const NativeGraphOptions& options, Graph& graph) {
   const Filler filler(spec, options);
   for (OpSpec& op : graph.ops) {
     op.fwd_workspace = filler.forward(op.kind);
