@@ -89,8 +89,8 @@ AttentionResult core_attn_forward(const at::Tensor& q, const at::Tensor& k, cons
   const at::Tensor keys = by_head(k, layout);
   const at::Tensor values = by_head(v, layout);
   if (q.device().is_cuda()) return forward_cuda(queries, keys, values, layout);
-  const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      queries, keys, values, 0.0, /*is_causal=*/true);
+  const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(queries, keys, values,
+                                                                          0.0, /*is_causal=*/true);
   return {flatten_tokens(out, layout), flatten_tokens(lse, layout)};
 }
 

@@ -41,7 +41,8 @@ AttentionResult core_attn_forward(const at::Tensor& q, const at::Tensor& k, cons
 /// Gradient of core_attn_forward with respect to q, k, v, in the layout of qkv.
 /// Shapes:  dout, out [T, H d] contiguous; lse as core_attn_forward returned it
 /// Returns: dqkv [T, (H + 2G) d], allocated after the kernel's scratch is freed: with
-///          X = bytes of dqkv, the peak is X + max(kernel scratch, X) (the kernel makes dq, dk, dv).
+///          X = bytes of dqkv, the peak is X + max(kernel scratch, X) (the kernel makes dq, dk,
+///          dv).
 at::Tensor core_attn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                               const HeadLayout& layout);

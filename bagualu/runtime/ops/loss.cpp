@@ -81,8 +81,7 @@ void loss_backward(const at::Tensor& log_probs, const at::Tensor& targets, doubl
   check_rows(d_logits, rows, width);
   if (!uses_loops(log_probs)) {
     at::Tensor probs = log_probs.exp();
-    probs.scatter_add_(1, targets.unsqueeze(1),
-                       at::full({rows, 1}, -1.0, probs.options()));
+    probs.scatter_add_(1, targets.unsqueeze(1), at::full({rows, 1}, -1.0, probs.options()));
     d_logits.copy_(probs.mul_(scale));
     return;
   }

@@ -92,8 +92,7 @@ BGL_KERNEL void weight_columns(const RowView& dy, const RowView& x, const float*
       const int64_t n = end - j;
       Lanes total = {};
       for (int64_t r = block; r < last; ++r) {
-        const Lanes normed =
-            simd::round_to(x.row<T>(r), simd::load(x.row<T>(r) + j, n) * rstd[r]);
+        const Lanes normed = simd::round_to(x.row<T>(r), simd::load(x.row<T>(r) + j, n) * rstd[r]);
         total += simd::load(dy.row<T>(r) + j, n) * normed;
       }
       simd::store(dw + j, n, simd::load(dw + j, n) + total);

@@ -13,7 +13,8 @@ void rms_norm_forward(const at::Tensor& x, const at::Tensor& w, double eps, at::
 
 /// Gradient of rms_norm_forward.
 /// Shapes:  dy, x, dx as x above; dw fp32 [h]
-/// Ensures: dx += gradient, or dx = gradient when not `accumulate`; dw += gradient, summed over rows
+/// Ensures: dx += gradient, or dx = gradient when not `accumulate`; dw += gradient, summed over
+/// rows
 ///          in one fixed order.
 /// Requires: dx may be dy (not `accumulate`); dx is not x.
 void rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,

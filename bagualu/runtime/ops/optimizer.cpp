@@ -13,8 +13,7 @@ typedef double DoubleLanes __attribute__((vector_size(64)));
 BGL_KERNEL double block_squares(const float* values, int64_t count) {
   DoubleLanes total = {};
   for (int64_t i = 0; i < count; i += simd::kLanes) {
-    const DoubleLanes v =
-        __builtin_convertvector(simd::load(values + i, count - i), DoubleLanes);
+    const DoubleLanes v = __builtin_convertvector(simd::load(values + i, count - i), DoubleLanes);
     total += v * v;
   }
   double sum = 0;
@@ -25,6 +24,13 @@ BGL_KERNEL double block_squares(const float* values, int64_t count) {
 BGL_KERNEL void cast_range(const float* from, simd::Bf16* to, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += simd::kLanes) {
     simd::store(to + i, end - i, simd::load(from + i, end - i));
+  }
+}
+
+// ATen's mul_ by a number allocates a tensor for the number.
+BGL_KERNEL void scale_range(float* values, float factor, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += simd::kLanes) {
+    simd::store(values + i, end - i, simd::load(values + i, end - i) * factor);
   }
 }
 
@@ -45,9 +51,9 @@ double squared_norm(const at::Tensor& flat) {
   const int64_t count = flat.numel();
   if (count == 0) return 0;
   if (!uses_loops(flat)) {
-    const double norm = at::linalg_vector_norm(flat, 2, at::OptionalIntArrayRef(), false,
-                                               at::kDouble)
-                            .item<double>();
+    const double norm =
+        at::linalg_vector_norm(flat, 2, at::OptionalIntArrayRef(), false, at::kDouble)
+            .item<double>();
     return norm * norm;
   }
   const int64_t blocks = (count + kNormBlockElements - 1) / kNormBlockElements;
@@ -56,8 +62,8 @@ double squared_norm(const at::Tensor& flat) {
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t first = b * kNormBlockElements;
-      partial[b] = block_squares(data<float>(flat) + first,
-                                 std::min(kNormBlockElements, count - first));
+      partial[b] =
+          block_squares(data<float>(flat) + first, std::min(kNormBlockElements, count - first));
     }
   });
   double total = 0;
@@ -72,7 +78,15 @@ double clip_factor(double norm, double max_norm) {
 }
 
 void scale_inplace(at::Tensor& flat, double factor) {
-  if (factor != 1.0) flat.mul_(factor);
+  if (factor == 1.0) return;
+  BGL_CHECK(flat.is_contiguous() && flat.scalar_type() == at::kFloat, flat.numel());
+  if (!uses_loops(flat)) {
+    flat.mul_(factor);
+    return;
+  }
+  at::parallel_for(0, flat.numel(), 16384, [&](int64_t begin, int64_t end) {
+    scale_range(data<float>(flat), static_cast<float>(factor), begin, end);
+  });
 }
 
 void cast_working_copy(const at::Tensor& master, at::Tensor& working) {

@@ -34,7 +34,7 @@ int64_t check_tokens(const at::Tensor& x, const at::Tensor& probs, const at::Ten
 }
 
 struct WirePlace {
-  int64_t row;   // byte offsets
+  int64_t row;  // byte offsets
   int64_t prob;
 };
 
@@ -78,9 +78,9 @@ void check_piece(const at::Tensor& rows, const at::Tensor& row_probs, const Wire
                 rows.size(1) * rows.element_size() == layout.row_bytes(),
             rows.size(-1), layout.row_bytes());
   BGL_CHECK(row_probs.defined() == layout.with_probs(), layout.with_probs());
-  BGL_CHECK(!row_probs.defined() ||
-                (row_probs.numel() == rows.size(0) && row_probs.is_contiguous()),
-            rows.size(0));
+  BGL_CHECK(
+      !row_probs.defined() || (row_probs.numel() == rows.size(0) && row_probs.is_contiguous()),
+      rows.size(0));
   BGL_CHECK(layout.rows() == received.rows(), layout.rows(), received.rows());
 }
 
@@ -164,14 +164,13 @@ void gather_piece(const at::Tensor& wire, const WireLayout& layout, const Receiv
                   int64_t expert, int64_t row_begin, at::Tensor& rows, at::Tensor& row_probs) {
   check_wire(wire, layout);
   check_piece(rows, row_probs, layout, received);
-  for_each_overlap(layout, received, expert, row_begin, rows.size(0),
-                   [&](int64_t row_at, int64_t prob_at, int64_t first, int64_t count) {
-                     copy_bytes(wire, row_at, bytes_of(rows, first, count), 0,
-                                count * layout.row_bytes());
-                     if (!row_probs.defined()) return;
-                     copy_bytes(wire, prob_at, bytes_of(row_probs, first, count), 0,
-                                count * kProbBytes);
-                   });
+  for_each_overlap(
+      layout, received, expert, row_begin, rows.size(0),
+      [&](int64_t row_at, int64_t prob_at, int64_t first, int64_t count) {
+        copy_bytes(wire, row_at, bytes_of(rows, first, count), 0, count * layout.row_bytes());
+        if (!row_probs.defined()) return;
+        copy_bytes(wire, prob_at, bytes_of(row_probs, first, count), 0, count * kProbBytes);
+      });
 }
 
 void scatter_piece(const at::Tensor& rows, const at::Tensor& row_probs, const WireLayout& layout,
@@ -179,14 +178,13 @@ void scatter_piece(const at::Tensor& rows, const at::Tensor& row_probs, const Wi
                    at::Tensor& wire) {
   check_wire(wire, layout);
   check_piece(rows, row_probs, layout, received);
-  for_each_overlap(layout, received, expert, row_begin, rows.size(0),
-                   [&](int64_t row_at, int64_t prob_at, int64_t first, int64_t count) {
-                     copy_bytes(bytes_of(rows, first, count), 0, wire, row_at,
-                                count * layout.row_bytes());
-                     if (!row_probs.defined()) return;
-                     copy_bytes(bytes_of(row_probs, first, count), 0, wire, prob_at,
-                                count * kProbBytes);
-                   });
+  for_each_overlap(
+      layout, received, expert, row_begin, rows.size(0),
+      [&](int64_t row_at, int64_t prob_at, int64_t first, int64_t count) {
+        copy_bytes(bytes_of(rows, first, count), 0, wire, row_at, count * layout.row_bytes());
+        if (!row_probs.defined()) return;
+        copy_bytes(bytes_of(row_probs, first, count), 0, wire, prob_at, count * kProbBytes);
+      });
 }
 
 void unpack_rows(const at::Tensor& wire, const WireLayout& layout, const ReceivedRows& received,

@@ -4,7 +4,8 @@
 
 namespace bagualu::ops {
 
-/// Fills cos, sin fp32 [S, d] with the "rotate half" tables: angle = s * theta^(-2 (j mod d/2) / d).
+/// Fills cos, sin fp32 [S, d] with the "rotate half" tables: angle = s * theta^(-2 (j mod d/2) /
+/// d).
 void rope_tables(double theta, at::Tensor& cos, at::Tensor& sin);
 
 /// Rotates heads in place.

@@ -85,8 +85,7 @@ struct LossSlopes {
 
 template <class Id>
 BGL_KERNEL void gradient_rows(const float* d_topk_probs, const Id* ids, const RouterShape& shape,
-                              const LossSlopes& slopes, float* logits, int64_t begin,
-                              int64_t end) {
+                              const LossSlopes& slopes, float* logits, int64_t begin, int64_t end) {
   float probs[kMaxExperts];
   float slope[kMaxExperts];
   for (int64_t t = begin; t < end; ++t) {
@@ -120,8 +119,8 @@ RouterShape checked_shape(const at::Tensor& logits, const RouterOptions& options
   check_rows(logits, tokens, experts);
   check_rows(ids, tokens, options.top_k);
   check_rows(topk, tokens, options.top_k);
-  BGL_CHECK(options.top_k >= 1 && options.top_k <= experts && experts <= kMaxExperts,
-            options.top_k, experts, kMaxExperts);
+  BGL_CHECK(options.top_k >= 1 && options.top_k <= experts && experts <= kMaxExperts, options.top_k,
+            experts, kMaxExperts);
   return {experts, options.top_k, options.norm_topk_prob};
 }
 

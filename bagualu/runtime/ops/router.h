@@ -41,9 +41,9 @@ RouterLosses router_forward(const at::Tensor& x, const at::Tensor& w,
                             at::Tensor& topk_ids, at::Tensor& topk_probs);
 
 /// Gradient of the gate values and of both losses (the losses' scaled by `loss_scale`).
-/// Shapes:  d_topk_probs fp32 [T, k]; x [T, h]; w [E, h]; dx [T, h] added to; dw fp32 [E, h] added to
-/// Ensures: logits are overwritten by their gradient.
-/// Workspace: router_backward_workspace_bytes (0 in fp32).
+/// Shapes:  d_topk_probs fp32 [T, k]; x [T, h]; w [E, h]; dx [T, h] added to; dw fp32 [E, h] added
+/// to Ensures: logits are overwritten by their gradient. Workspace: router_backward_workspace_bytes
+/// (0 in fp32).
 void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
                      const at::Tensor& x, const at::Tensor& w, const RouterOptions& options,
                      double loss_scale, at::Tensor& logits, at::Tensor& dx, at::Tensor& dw);

@@ -55,9 +55,9 @@ class WireLayout {
 
 /// Consecutive rows that are consecutive on both sides.
 struct RowRun {
-  int64_t source;        ///< rank that sent them
-  int64_t segment_row;   ///< first row inside that source's segment
-  int64_t expert_row;    ///< first row inside the local expert
+  int64_t source;       ///< rank that sent them
+  int64_t segment_row;  ///< first row inside that source's segment
+  int64_t expert_row;   ///< first row inside the local expert
   int64_t rows;
 };
 

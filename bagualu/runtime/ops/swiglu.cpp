@@ -107,9 +107,10 @@ void swiglu_backward_aten(const at::Tensor& dout, const at::Tensor& fc1, const a
   at::Tensor incoming = dout.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   if (dprobs.defined()) dprobs.copy_((silu * up).mul_(incoming).sum(1));
   if (probs.defined()) incoming.mul_(probs.unsqueeze(1));
-  dfc1.narrow(1, width, width).copy_(incoming * silu);
-  at::Tensor slope = (1 - open).mul_(silu).add_(open);
-  dfc1.narrow(1, 0, width).copy_(incoming.mul_(up).mul_(slope));
+  const at::Tensor slope = (1 - open).mul_(silu).add_(open);
+  // `up` may be a view of dfc1's second half, so that half is written last.
+  dfc1.narrow(1, 0, width).copy_((incoming * up).mul_(slope));
+  dfc1.narrow(1, width, width).copy_(incoming.mul_(silu));
 }
 
 }  // namespace detail
