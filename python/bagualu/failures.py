@@ -19,7 +19,9 @@ def _oom_note(error: BaseException, rank: int, step: int) -> FailureNote:
     oom |= {name: getattr(error, name, None) for name in _OOM_FIELDS}
     text = f"out of memory on rank {rank}, step {step}"
     if oom["wanted_bytes"] is not None:
-        text += (f", micro-batch {oom['microbatch']}, layer {oom['layer']}, {oom['op']}: wanted "
+        if oom["microbatch"] >= 0:
+            text += f", micro-batch {oom['microbatch']}, layer {oom['layer']}"
+        text += (f", {oom['op']}: wanted "
                  f"{format_bytes(oom['wanted_bytes'])}, left {format_bytes(oom['left_bytes'])} of "
                  f"budget {format_bytes(oom['budget_bytes'])}")
     else:

@@ -129,7 +129,7 @@ class TensorFolder:
                 self._files[name] = opened[file]
         else:
             whole = TensorFile(single)
-            self._files = {name: whole for name in whole.names()}
+            self._files = dict.fromkeys(whole.names(), whole)
 
     def check(self, spec: ModelSpec, prefixes: Iterable[str] = ("",)) -> None:
         """Throws InvalidInput naming the tensor that is missing, unknown or of another shape."""

@@ -54,7 +54,7 @@ class Job:
 
     def trainer_options(self, rank: int) -> dict[str, Any]:
         args = self.args
-        policy_args: dict[str, Any] = {"allow_quantise": args.allow_quantise}
+        policy_args: dict[str, Any] = {}
         if self.plan is not None:
             policy_args["plan"] = self.plan
         if args.policy == "selective":
@@ -67,7 +67,7 @@ class Job:
             "budget_bytes": args.budget or 0, "host_budget_bytes": args.host_budget or 0,
             "chunk_rows": args.chunk_rows, "profile": self.profile,
             "weight_decay": args.weight_decay, "beta1": args.beta1, "beta2": args.beta2,
-            "eps": 1e-8, "clip": args.clip, "overlap": True,
+            "eps": 1e-8, "clip": args.clip, "allow_quantise": args.allow_quantise,
         }
 
     def position(self, step: int) -> checkpoint.Position:
@@ -155,6 +155,9 @@ def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> None
     if spec.experts % args.ep:
         raise InvalidInput(WHERE, "--ep", args.ep, f"a divisor of the {spec.experts} experts")
     for spike in args.spike:
+        if spike.factor > args.ep:
+            raise InvalidInput(WHERE, "--spike", f"factor {spike.factor:g}",
+                               f"at most {args.ep} (--ep): all rows on one rank")
         bad = [layer for layer in spike.layers if layer not in spec.moe_layers()]
         if bad:
             raise InvalidInput(WHERE, "--spike", f"layer {bad[0]}", f"MoE layers: "
@@ -203,6 +206,16 @@ def _check_weights(args: argparse.Namespace, spec: ModelSpec) -> None:
         TensorFolder(Path(args.init) if plain else checkpoint.find(Path(args.init))).check(spec)
 
 
+def _read_plan(args: argparse.Namespace) -> dict[str, Any] | None:
+    """A plan, or what --dry-run --json wrote, which has one inside."""
+    if not args.plan:
+        return None
+    plan = read_json_object(Path(args.plan))
+    while isinstance(plan.get("plan"), dict):
+        plan = plan["plan"]
+    return plan
+
+
 def preflight(args: argparse.Namespace, world: int, thorough: bool) -> Job:
     """Throws InvalidInput. thorough: also digests of the checkpoint and writability of outputs;
     once per job, before any rank writes.
@@ -225,9 +238,11 @@ def preflight(args: argparse.Namespace, world: int, thorough: bool) -> Job:
     if args.routing_trace:
         trace = read_trace(Path(args.routing_trace), spec, args.ep,
                            args.micro_batch_size * args.seq)
-    plan = read_json_object(Path(args.plan)) if args.plan else None
-    profile = read_json_object(Path(args.profile)) if args.profile else \
-        cached_profile(spec, args)
+    profile = None
+    if args.profile:
+        profile = read_json_object(Path(args.profile))
+    elif not args.write_profile:
+        profile = cached_profile(spec, args)
     if thorough:
         _check_outputs(args)
-    return Job(args, spec, world, resume, trace, plan, profile)
+    return Job(args, spec, world, resume, trace, _read_plan(args), profile)

@@ -1,6 +1,7 @@
 """`bagualu profile`: measures operator times of a model on this machine and keeps them.
 
-`bagualu train` finds the kept file by itself; --profile FILE gives another.
+The ranks of one expert-parallel group measure together, since the all-to-all is one of the
+operators. `bagualu train` finds the kept file by itself; --profile FILE gives another.
 """
 
 import argparse
@@ -10,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bagualu import launch
 from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
-from bagualu.model_spec import ModelSpec, resolve_model
+from bagualu.model_spec import resolve_model
 from bagualu.profile_cache import cache_file, default_folder, store_profile
-from bagualu.runtime_module import lone_trainer
 from bagualu.train_args import WHERE, Parser
 
 
@@ -33,16 +34,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _measure(args: argparse.Namespace, spec: ModelSpec) -> str:
-    """One process measures what each rank of a group would run: no collective is needed."""
-    import torch
-
-    torch.set_num_threads(args.threads)
-    trainer = lone_trainer(spec, world_size=args.ep, ep_size=args.ep, seq=args.seq,
-                           micro_batch_size=args.micro_batch_size, dtype=args.dtype)
-    return str(trainer.profile_json())
-
-
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(list(argv))
     for key in ("ep", "seq", "micro_batch_size", "threads"):
@@ -55,8 +46,13 @@ def main(argv: Sequence[str]) -> int:
     if args.threads is None:
         args.threads = max(1, len(os.sched_getaffinity(0)) // args.ep)
     path = cache_file(spec, args, Path(args.cache) if args.cache else default_folder())
-    text = _measure(args, spec)
-    store_profile(path, text)
+    code = launch.train(["--model", args.model, "--nproc", str(args.ep), "--ep", str(args.ep),
+                         "--seq", str(args.seq), "--micro-batch-size", str(args.micro_batch_size),
+                         "--dtype", args.dtype, "--threads", str(args.threads), "--quiet",
+                         "--write-profile", str(path.absolute())])
+    if code != EXIT_OK:
+        return code
+    text = path.read_text()
     if args.json == "-":
         print(text)
     else:

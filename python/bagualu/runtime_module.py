@@ -25,10 +25,8 @@ def lone_trainer(spec: ModelSpec, **options: Any) -> Any:
     options: seq, and what differs from one fp32 sequence per micro-batch on one rank.
     """
     runtime = load_runtime()
-    runtime.arena_install(0, 0)
+    runtime.arena_install(0)
     defaults = {"rank": 0, "world_size": 1, "ep_size": 1, "micro_batch_size": 1,
                 "microbatches": 1, "dtype": "fp32", "seed": 0, "policy": "save-all",
-                "policy_args": {}, "budget_bytes": 0, "host_budget_bytes": 0, "chunk_rows": 0,
-                "profile": None, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-                "clip": 0.0, "overlap": False}
+                "profile": None}
     return runtime.Trainer(spec.to_json(), json.dumps(defaults | options), "", "", "")

@@ -138,8 +138,9 @@ def write_tensors(path: Path, tensors: Sequence[tuple[str, np.ndarray]]) -> dict
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with open(path, "wb") as file:
-        for part in (struct.pack("<Q", len(text)), text,
-                     *(memoryview(array).cast("B") for _, array in tensors if array.nbytes)):
+        parts: list[Any] = [struct.pack("<Q", len(text)), text]
+        parts += [array.reshape(-1).view(np.uint8) for _, array in tensors]
+        for part in parts:
             digest.update(part)
             file.write(part)
         file.flush()

@@ -13,7 +13,7 @@ import torch
 from bagualu import checkpoint
 from bagualu.data import Sampler, load_domains
 from bagualu.distributed import Comm, FailureNote
-from bagualu.errors import Infeasible
+from bagualu.errors import Infeasible, JobFailed
 from bagualu.hf import Shard
 from bagualu.preflight import Job
 from bagualu.progress import Progress, mitigation_line, proposal
@@ -38,6 +38,14 @@ def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
             f"infeasible: --budget {format_bytes(budget_bytes)} is under the floor of "
             f"{format_bytes(need)} ({need} bytes) by {missing} bytes; "
             f"--budget {-(-need // 2**20)}MiB would fit", missing)
+
+
+def _check_finite(answer: dict[str, Any], step: int) -> None:
+    """JSON has null for NaN. The trainer left the weights as they were; all ranks see the same."""
+    for name in ("loss", "grad_norm"):
+        if answer[name] is None:
+            raise JobFailed(f"step {step}: {name} is not finite; the last checkpoint is intact, "
+                            "a lower --lr or more --warmup may help")
 
 
 class Session:
@@ -130,6 +138,7 @@ class Session:
         answer = json.loads(self.trainer.step(torch.from_numpy(self._tokens), step, lr,
                                               json.dumps(self._extras(step))))
         step_ns = time.perf_counter_ns() - start
+        _check_finite(answer, step)
         if step != self.job.first_step and not answer["mitigations"]:
             answer["memory"] = None  # not logged, so not sent
         answers = [json.loads(text) for text in self.comm.gather(json.dumps(answer))]

@@ -21,6 +21,7 @@ from bagualu.errors import EXIT_OK, BagualuError
 from bagualu.failures import is_expected, note_of
 from bagualu.json_file import write_atomic
 from bagualu.preflight import Job, preflight
+from bagualu.profile_cache import store_profile
 from bagualu.progress import summary_table
 from bagualu.runtime_module import load_runtime
 from bagualu.train_args import parse
@@ -112,12 +113,12 @@ def write_summary(summary: dict[str, Any], path: str | None) -> None:
 
 
 def make_trainer(job: Job, comm: Comm) -> Any:
-    """Installs the arenas, then builds the C++ trainer inside them."""
+    """Installs the device arena, then builds the C++ trainer inside them."""
     import torch
 
     torch.set_num_threads(job.args.threads)
     runtime = load_runtime()
-    runtime.arena_install(job.args.budget or 0, job.args.host_budget or 0)
+    runtime.arena_install(job.args.budget or 0)
     options = json.dumps(job.trainer_options(comm.rank))
     groups = comm.groups
     return runtime.Trainer(job.spec.to_json(), options, groups.ep, groups.dp, groups.edp)
@@ -129,7 +130,10 @@ def _train(me: Rank, job: Job, stop: StopSignals) -> int:
     args = job.args
     me.comm = start_ranks(me.rank, job.world, job.ep, args.store, me.on_failure)
     trainer = make_trainer(job, me.comm)
-    if args.dry_run:
+    if args.write_profile:
+        if me.rank == 0:
+            store_profile(Path(args.write_profile), trainer.profile_json())
+    elif args.dry_run:
         report = dry_run_report(trainer, args.budget)
         if me.rank == 0:
             print(json.dumps(report, indent=1), flush=True)

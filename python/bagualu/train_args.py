@@ -158,8 +158,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("policy", _choice(*POLICIES), "adaptive", "NAME", " | ".join(POLICIES)),
         Flag("plan", _text, None, "FILE", "plan for --policy static [fitted to calm load]"),
         Flag("recompute-modules", _names, None, "A,B", "for --policy selective [core_attn]"),
-        Flag("chunk-rows", _int(0), 0, "ROWS",
-             "most rows of one expert computed at once; 0 = chosen (changes the last bits)", **_R),
+        Flag("chunk-rows", _int(1), 256, "ROWS",
+             "most rows of one expert computed at once; changes the last bits", **_R),
         Flag("allow-quantise", None, False, "", "allow INT8/FP8 residencies (changes numerics)"),
         Flag("profile", _text, None, "FILE", "operator times of this machine [the cached ones]"),
     ),
@@ -195,7 +195,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
 }
 ALL_FLAGS = tuple(flag for group in FLAGS.values() for flag in group)
-_HIDDEN = ("status-dir", "store")  # set by launch.py for its ranks
+# Set by launch.py for its ranks, and by profile.py.
+_HIDDEN = ("status-dir", "store", "write-profile")
 
 
 def _parser(prog: str) -> Parser:
@@ -267,8 +268,8 @@ def parse(argv: Sequence[str], prog: str = "bagualu train") -> argparse.Namespac
             given[flag.key] = flag.parse(text, name)
     values |= given
     values["spike"] = [parse_spike(text) for text in values["spike"]]
-    args = argparse.Namespace(**values, status_dir=raw["status_dir"], store=raw["store"],
-                              given=frozenset(given), argv=list(argv))
+    hidden = {name.replace("-", "_"): raw[name.replace("-", "_")] for name in _HIDDEN}
+    args = argparse.Namespace(**values, **hidden, given=frozenset(given), argv=list(argv))
     _contradictions(given, args)
     return args
 

@@ -12,7 +12,8 @@ KNOWN = (["a", "b", "b", "a"], [56, 114, 107, 63])
 
 def sampler(slots=2):
     texts = [np.arange(n, n + 90, dtype=np.uint8) for n in (0, 100)]
-    return Sampler([Domain(name, t, t[-20:]) for name, t in zip("ab", texts)], 3, SEQ, slots)
+    domains = [Domain(name, t, t[-20:]) for name, t in zip("ab", texts, strict=True)]
+    return Sampler(domains, 3, SEQ, slots)
 
 
 def batch(s, step, world, microbatches, size):

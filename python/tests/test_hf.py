@@ -15,8 +15,8 @@ from bagualu.json_file import write_synced
 from bagualu.model_spec import ModelSpec, hf_family, model_from_file, to_hf_config
 from bagualu.safetensors_io import TensorFile, write_tensors
 
-SIZES = dict(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, vocab=256, experts=4, top_k=2,
-             expert_ffn=16)
+SIZES = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256,
+         "experts": 4, "top_k": 2, "expert_ffn": 16}
 SPECS = {
     "mixtral": ModelSpec(**SIZES),
     "qwen3_moe": ModelSpec(**SIZES, qk_norm=True, norm_topk_prob=False, dense_layers=[1],

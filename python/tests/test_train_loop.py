@@ -24,10 +24,11 @@ def summary_of(path):
     return of_type(read_log(path), "summary")[-1]
 
 
-def test_log_and_summary(train, tmp_path, capfd):
+def test_log_and_summary(train, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("FAKE_SPIKE", "2:1.5")
     log, out = tmp_path / "a.jsonl", tmp_path / "out.json"
     assert train("--steps", 4, "--log", log, "--json", out, "--validate-every", 2,
-                 "--spike", "step=2,layers=1,factor=1.5", "--budget", "20MiB") == 0
+                 "--budget", "20MiB") == 0
     records = read_log(log)
     assert [r["type"] for r in records] == [
         "run", "step", "memory", "step", "validation", "step", "mitigation", "memory", "step",
@@ -51,10 +52,11 @@ def test_log_and_summary(train, tmp_path, capfd):
     assert "step 1/4" not in err  # no progress: not a terminal
 
 
-def test_out_of_memory(train, tmp_path, capfd):
+def test_out_of_memory(train, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("FAKE_SPIKE", "2:1.5")
     log, out = tmp_path / "a.jsonl", tmp_path / "out.json"
     assert train("--steps", 4, "--log", log, "--json", out, "--policy", "static",
-                 "--budget", "20MiB", "--spike", "step=2,layers=1,factor=1.5") == 1
+                 "--budget", "20MiB") == 1
     records = read_log(log)
     # peak 16 MiB * 1.5 = 24 MiB; the fake wants what is over the budget and leaves 100 bytes
     assert of_type(records, "oom") == [
@@ -65,6 +67,29 @@ def test_out_of_memory(train, tmp_path, capfd):
     assert (summary["spikes"], summary["spikes_survived"]) == (1, 0)
     assert ("out of memory on rank 0, step 2, micro-batch 0, layer 2, expert_fc1: wanted 4.0 MiB, "
             "left 100 B of budget 20.0 MiB") in capfd.readouterr().err
+
+
+def test_loss_that_is_not_finite_ends_the_job(train, monkeypatch, capfd):
+    monkeypatch.setenv("FAKE_NAN", "1")
+    assert train("--steps", 3) == 1
+    err = capfd.readouterr().err
+    assert "step 1: loss is not finite" in err and "Traceback" not in err
+
+
+def test_plan_of_a_dry_run_is_a_plan_file(train, tmp_path, monkeypatch):
+    from fake_site import fake_runtime
+    out = tmp_path / "plan.json"
+    assert train("--dry-run", "--json", out) == 0
+    given = []
+    original = fake_runtime.Trainer.__init__
+
+    def init(self, spec, options, *groups):
+        given.append(json.loads(options)["policy_args"])
+        original(self, spec, options, *groups)
+
+    monkeypatch.setattr(fake_runtime.Trainer, "__init__", init)
+    assert train("--steps", 1, "--policy", "static", "--plan", out) == 0
+    assert given == [{"plan": {"units": {}}}]
 
 
 def test_budget_under_the_floor(train, capfd):

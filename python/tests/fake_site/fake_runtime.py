@@ -18,6 +18,9 @@ MIB = 2**20
 STATIC_BYTES = 8 * MIB
 FLOOR_BYTES = 10 * MIB
 CALM_PEAK_BYTES = 16 * MIB
+OPTIONS = {"rank", "world_size", "ep_size", "micro_batch_size", "seq", "microbatches", "dtype",
+           "seed", "policy", "policy_args", "budget_bytes", "host_budget_bytes", "chunk_rows",
+           "profile", "weight_decay", "beta1", "beta2", "eps", "clip", "allow_quantise"}
 _budget = 0
 
 
@@ -25,7 +28,7 @@ class OverBudget(RuntimeError):
     """As the C++ module raises it."""
 
 
-def arena_install(device_budget_bytes, host_budget_bytes):
+def arena_install(device_budget_bytes):
     global _budget
     _budget = device_budget_bytes
 
@@ -57,6 +60,8 @@ class Trainer:
         assert self.spec.pop("version") == 1
         self.groups = [_resolve_process_group(g) if g else None
                        for g in (ep_group, dp_group, edp_group)]
+        unknown = set(self.options) - OPTIONS
+        assert not unknown, unknown
         self.rank, self.world = self.options["rank"], self.options["world_size"]
         self.local = self.spec["experts"] // self.options["ep_size"]
         self.first = self.rank % self.options["ep_size"] * self.local
@@ -126,6 +131,8 @@ class Trainer:
         if os.environ.get("FAKE_CRASH") == f"{self.rank}:{step}":
             raise ZeroDivisionError("a bug of the test")
         hot = max((s["factor"] for s in extras["spikes"]), default=1.0)
+        natural, _, factor = os.environ.get("FAKE_SPIKE", "-1:1").partition(":")
+        hot = max(hot, float(factor)) if int(natural) == step else hot
         peak = int(CALM_PEAK_BYTES * (hot if self.rank == 1 % self.world else 1.0))
         mitigations = []
         if _budget and peak > _budget:
@@ -150,6 +157,8 @@ class Trainer:
             self._p[name].addcdiv_(m, v.sqrt().add_(1e-8), value=-lr * scale)
         for bias in self._b.values():
             bias.add_(0.001 * (step + 1))
+        if os.environ.get("FAKE_NAN") == str(step):
+            loss = None
         stop = self._sum(torch.tensor([float(extras["stop_requested"])]), self.groups[1])
         moe = len(self._b)
         return json.dumps({
@@ -167,7 +176,7 @@ class Trainer:
                            "calm_peak_bytes": CALM_PEAK_BYTES})
 
     def plan_json(self):
-        return json.dumps({"units": {}})
+        return json.dumps({"policy": "adaptive", "plan": {"units": {}}})
 
     def profile_json(self):
         return json.dumps({"version": 1, "ops": {"expert_fc1": [[64, 1000]]}})
