@@ -59,18 +59,17 @@ Plan plan_from_json(const Graph& graph, const Json& json, const std::string& whe
   return plan;
 }
 
+std::string action_text(const Graph& graph, const Action& action) {
+  std::string text(action_name(action.kind));
+  text += ' ';
+  if (action.kind == ActionKind::kGate) return text + "layer" + std::to_string(action.id);
+  return text + (names_op(action.kind) ? graph.ops[action.id].name
+                                       : graph.storages[action.id].name);
+}
+
 std::string timeline_to_text(const Graph& graph, const Timeline& timeline) {
   std::string text;
-  for (const Action& action : timeline) {
-    text += action_name(action.kind);
-    text += ' ';
-    if (action.kind == ActionKind::kGate) {
-      text += "layer" + std::to_string(action.id);
-    } else {
-      text += names_op(action.kind) ? graph.ops[action.id].name : graph.storages[action.id].name;
-    }
-    text += '\n';
-  }
+  for (const Action& action : timeline) text += action_text(graph, action) + '\n';
   return text;
 }
 

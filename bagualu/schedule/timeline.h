@@ -65,6 +65,8 @@ struct Action {
 
 using Timeline = std::vector<Action>;
 
+/// "recompute layer2.core_attn", "drain layer2.rows".
+std::string action_text(const Graph& graph, const Action& action);
 /// One line per action, for golden files and dumps.
 std::string timeline_to_text(const Graph& graph, const Timeline& timeline);
 

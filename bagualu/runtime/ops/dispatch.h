@@ -12,8 +12,11 @@
 /// Ways from tensors to the row loops; internal to the .cpp files of the folder.
 namespace bagualu::ops {
 
-/// Whether our own loops run; other devices take the ATen calls.
-inline bool uses_loops(const at::Tensor& t) { return t.device().is_cpu(); }
+/// Whether our own loops run; other devices, and x86 machines without AVX2, take the ATen calls
+/// (which have temporaries that workspace.h does not list).
+inline bool uses_loops(const at::Tensor& t) {
+  return t.device().is_cpu() && simd::kernels_run_here();
+}
 
 template <class T>
 T* data(const at::Tensor& t) {

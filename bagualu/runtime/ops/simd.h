@@ -17,14 +17,25 @@ namespace bagualu::ops::simd {
 // Vectors are passed between inlined functions only, so the ABI that GCC warns about is not used.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-// One copy of a kernel for AVX2 with FMA, one for any x86-64, chosen by the loader. ThreadSanitizer
-// cannot run the resolver that early.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
-#define BGL_KERNEL __attribute__((target_clones("arch=haswell", "default")))
+// The attribute stands on every function, the inlined ones too: GCC cuts vectors to the machine's
+// width before it inlines and before it makes the copies of target_clones, so those would get SSE.
+#if defined(__x86_64__)
+#define BGL_KERNEL __attribute__((target("avx2,fma")))
+#define BGL_INLINE inline __attribute__((always_inline, target("avx2,fma")))
 #else
 #define BGL_KERNEL
-#endif
 #define BGL_INLINE inline __attribute__((always_inline))
+#endif
+
+/// Whether this machine can run the kernels.
+inline bool kernels_run_here() {
+#if defined(__x86_64__)
+  static const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return runs;
+#else
+  return true;
+#endif
+}
 
 inline constexpr int64_t kLanes = 8;
 

@@ -1,0 +1,163 @@
+#include "bagualu/runtime/trainer_json.h"
+
+#include <algorithm>
+#include <map>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+void read_spikes(const Json& list, const ModelSpec& spec, const TrainerOptions& options,
+                 const StepInput& step, std::vector<RoutingOverride>& routing) {
+  for (const Json& item : list) {
+    JsonReader reader(item, "extras: spikes");
+    const std::vector<int64_t> layers = reader.int64_list("layers", 0, spec.layers - 1);
+    Spike spike;
+    spike.factor = reader.number("factor", 1.0, static_cast<double>(options.layout.ep_size));
+    // Another rank each time, so that no rank is special.
+    spike.hot_rank = reader.int64_or("hot_rank", step.step % options.layout.ep_size, 0,
+                                     options.layout.ep_size - 1);
+    reader.finish();
+    for (RoutingOverride& microbatch : routing) {
+      microbatch.spikes.resize(spec.layers);
+      for (int64_t layer : layers) {
+        if (spec.is_moe(layer)) microbatch.spikes[layer] = spike;
+      }
+    }
+  }
+}
+
+std::string residency_text(ResidencyId id) { return std::string(residencies()[id].name); }
+
+Json residency_counts(const Graph& graph, const StepReport& report) {
+  std::map<std::string, int64_t> counts;
+  for (const char* name : {"save", "recompute", "offload"}) counts[name] = 0;
+  for (const MicrobatchReport& microbatch : report.microbatches) {
+    for (size_t u = 0; u < graph.units.size(); ++u) {
+      if (!graph.units[u].pinned) ++counts[residency_text(microbatch.plan.residency[u])];
+    }
+  }
+  return counts;
+}
+
+Json mitigations(const Trainer& trainer, const StepReport& report) {
+  const Graph& graph = trainer.graph();
+  Json list = Json::array();
+  for (size_t m = 0; m < report.microbatches.size(); ++m) {
+    const MicrobatchReport& microbatch = report.microbatches[m];
+    for (const DecisionRecord& decision : microbatch.decisions) {
+      if (!decision.mitigated || decision.changed_units.empty()) continue;
+      Json actions = Json::array();
+      for (int unit : decision.changed_units) {
+        int64_t bytes = 0;
+        for (int s : graph.units[unit].storages) {
+          const int layer = graph.storages[s].layer;
+          LayerLoad load;
+          if (layer >= 0) load.rows = report.rows[m][layer];
+          bytes += graph.storages[s].bytes.eval(graph.tokens, load);
+        }
+        actions.push_back({{"unit", graph.units[unit].name},
+                           {"residency", residency_text(microbatch.plan.residency[unit])},
+                           {"bytes", bytes}});
+      }
+      list.push_back({{"microbatch", m},
+                      {"layer", decision.gate < 0 ? -1 : graph.gates[decision.gate].layer},
+                      {"load_imbalance", decision.load_imbalance},
+                      {"needed_bytes", decision.needed_bytes},
+                      {"actions", actions},
+                      {"cost_ns", decision.exposed_ns}});
+    }
+  }
+  return list;
+}
+
+}  // namespace
+
+void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOptions& options,
+                      int64_t microbatches, StepInput& input) {
+  JsonReader reader(extras, "extras");
+  const Json& spikes = reader.raw("spikes");
+  const Json& recorded = reader.raw("routing");
+  input.want_memory = reader.has("want_memory") && reader.boolean("want_memory");
+  input.stop_requested = reader.has("stop_requested") && reader.boolean("stop_requested");
+  reader.finish();
+  const bool has_spikes = spikes.is_array() && !spikes.empty();
+  const bool has_recorded = recorded.is_array() && !recorded.empty();
+  if (!has_spikes && !has_recorded) return;
+  input.routing.resize(microbatches);
+  if (has_recorded) {
+    if (static_cast<int64_t>(recorded.size()) != microbatches) {
+      throw InvalidInput("extras", "routing", std::to_string(recorded.size()) + " micro-batches",
+                         std::to_string(microbatches));
+    }
+    for (int64_t m = 0; m < microbatches; ++m) {
+      input.routing[m].tokens_per_expert = recorded[m].get<std::vector<std::vector<int64_t>>>();
+      input.routing[m].tokens_per_expert.resize(spec.layers);
+    }
+  }
+  if (has_spikes) read_spikes(spikes, spec, options, input, input.routing);
+}
+
+Json step_to_json(const Trainer& trainer, const StepReport& report) {
+  int64_t recomputed = 0, offloaded = 0, wait_ns = 0, cache_hits = 0, host_peak = 0,
+          unaccounted = 0;
+  Json decision_ns = Json::array(), peaks = Json::array();
+  std::vector<int64_t> rows(report.imbalance.size(), 0);
+  for (size_t m = 0; m < report.microbatches.size(); ++m) {
+    const MicrobatchReport& microbatch = report.microbatches[m];
+    recomputed += microbatch.store.bytes_recomputed;
+    offloaded += microbatch.store.bytes_offloaded;
+    wait_ns += microbatch.store.wait_ns;
+    host_peak = std::max(host_peak, microbatch.host_peak_bytes);
+    unaccounted = std::max(unaccounted, microbatch.unaccounted_bytes);
+    peaks.push_back({microbatch.predicted_peak_bytes, microbatch.measured_peak_bytes});
+    for (const DecisionRecord& decision : microbatch.decisions) {
+      decision_ns.push_back(decision.duration_ns);
+      cache_hits += decision.cache_hit ? 1 : 0;
+    }
+    for (size_t l = 0; l < rows.size(); ++l) rows[l] = std::max(rows[l], report.rows[m][l]);
+  }
+  Json memory = nullptr;
+  if (!report.memory.empty()) {
+    memory = Json::array();
+    for (const MemorySample& sample : report.memory) {
+      memory.push_back({sample.at_ns, sample.live_bytes, sample.action});
+    }
+  }
+  return {{"rank", trainer.options().rank},
+          {"peak_bytes", report.measured_peak_bytes},
+          {"predicted_peak_bytes", report.predicted_peak_bytes},
+          {"microbatch_peaks", peaks},
+          {"unaccounted_bytes", unaccounted},
+          {"end_bytes", report.end_bytes},
+          {"host_end_bytes", report.host_end_bytes},
+          {"host_peak_bytes", host_peak},
+          {"rows", rows},
+          {"residencies", residency_counts(trainer.graph(), report)},
+          {"bytes_recomputed", recomputed},
+          {"bytes_offloaded", offloaded},
+          {"wait_ns", wait_ns},
+          {"decision_ns", decision_ns},
+          {"cache_hits", cache_hits},
+          {"comm_ns", report.comm_ns},
+          {"loss", report.loss},
+          {"aux_loss", report.aux_loss},
+          {"z_loss", report.z_loss},
+          {"grad_norm", report.grad_norm},
+          {"imbalance", report.imbalance},
+          {"mitigations", mitigations(trainer, report)},
+          {"stop", report.stop},
+          {"memory", memory}};
+}
+
+Json to_json(const MemoryForecast& forecast) {
+  return {{"static_bytes", forecast.static_bytes},
+          {"floor_bytes", forecast.floor_bytes},
+          {"host_floor_bytes", forecast.host_floor_bytes},
+          {"calm_peak_bytes", forecast.calm_peak_bytes},
+          {"worst_save_all_bytes", forecast.worst_save_all_bytes},
+          {"floor_at", forecast.floor_at}};
+}
+
+}  // namespace bagualu

@@ -1,0 +1,53 @@
+#include "bagualu/base/error.h"
+#include "bagualu/provision/policy.h"
+#include "bagualu/runtime/trainer.h"
+
+namespace bagualu {
+
+PolicyOptions policy_options_from_json(const Json& json, const std::string& where) {
+  PolicyOptions options;
+  JsonReader reader(json, where);
+  options.plan = reader.raw("plan");
+  options.static_fit_imbalance =
+      reader.number_or("static_fit_imbalance", options.static_fit_imbalance, 1.0);
+  options.threshold = reader.number_or("threshold", options.threshold, 1.0);
+  const Json& modules = reader.raw("recompute_modules");
+  reader.finish();
+  if (!modules.is_null()) {
+    options.recompute_modules = modules.get<std::vector<std::string>>();
+  }
+  return options;
+}
+
+TrainerOptions TrainerOptions::from_json(const Json& json, const std::string& where) {
+  JsonReader reader(json, where);
+  TrainerOptions options;
+  options.layout.world_size = reader.int64("world_size", 1);
+  options.layout.ep_size = reader.int64("ep_size", 1);
+  options.rank = reader.int64("rank", 0, options.layout.world_size - 1);
+  options.shape.micro_batch_size = reader.int64("micro_batch_size", 1);
+  options.shape.seq = reader.int64("seq", 1);
+  options.shape.microbatches = reader.int64("microbatches", 1);
+  options.shape.dtype = parse_dtype(reader.string("dtype"), where, "dtype");
+  options.seed = static_cast<uint64_t>(reader.int64_or("seed", 0, 0));
+  options.policy = reader.string_or("policy", options.policy);
+  options.budget_bytes = reader.int64_or("budget_bytes", 0, 0);
+  options.host_budget_bytes = reader.int64_or("host_budget_bytes", 0, 0);
+  options.chunk_rows = reader.int64_or("chunk_rows", options.chunk_rows, 1);
+  options.allow_quantise = reader.has("allow_quantise") && reader.boolean("allow_quantise");
+  options.verify_checksums = reader.has("verify_checksums") && reader.boolean("verify_checksums");
+  options.profile = reader.raw("profile");
+  options.adamw.beta1 = reader.number_or("beta1", options.adamw.beta1, 0.0, 1.0);
+  options.adamw.beta2 = reader.number_or("beta2", options.adamw.beta2, 0.0, 1.0);
+  options.adamw.eps = reader.number_or("eps", options.adamw.eps, 0.0);
+  options.adamw.weight_decay = reader.number_or("weight_decay", 0.0, 0.0);
+  options.clip = reader.number_or("clip", 0.0, 0.0);
+  const Json& policy_args = reader.raw("policy_args");
+  reader.finish();
+  if (!policy_args.is_null()) {
+    options.policy_options = policy_options_from_json(policy_args, where + ": policy_args");
+  }
+  return options;
+}
+
+}  // namespace bagualu
