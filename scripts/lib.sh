@@ -1,6 +1,7 @@
+# shellcheck shell=bash
 # Shared by the scripts beside it: sourced, not run. Everything runs in the root of the tree.
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 readonly ROOT=$PWD
 # Not the first on PATH: a cmake from another place could reconfigure a build folder on every run.
 CMAKE=$(test -x /usr/bin/cmake && echo /usr/bin/cmake || echo cmake)
