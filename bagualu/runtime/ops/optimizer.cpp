@@ -8,17 +8,24 @@
 namespace bagualu::ops {
 namespace {
 
-typedef double DoubleLanes __attribute__((vector_size(64)));
+typedef double DoubleLanes __attribute__((vector_size(32)));
+typedef float HalfOfLanes __attribute__((vector_size(16)));
 
+// Halves of four: GCC takes a conversion to 64-byte vectors apart element by element.
 BGL_KERNEL double block_squares(const float* values, int64_t count) {
-  DoubleLanes total = {};
+  DoubleLanes low_total = {};
+  DoubleLanes high_total = {};
   for (int64_t i = 0; i < count; i += simd::kLanes) {
-    const DoubleLanes v = __builtin_convertvector(simd::load(values + i, count - i), DoubleLanes);
-    total += v * v;
+    const simd::Lanes v = simd::load(values + i, count - i);
+    const HalfOfLanes low_half = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+    const HalfOfLanes high_half = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    const DoubleLanes low = __builtin_convertvector(low_half, DoubleLanes);
+    const DoubleLanes high = __builtin_convertvector(high_half, DoubleLanes);
+    low_total += low * low;
+    high_total += high * high;
   }
-  double sum = 0;
-  for (int64_t lane = 0; lane < simd::kLanes; ++lane) sum += total[lane];
-  return sum;
+  const DoubleLanes total = low_total + high_total;
+  return (total[0] + total[2]) + (total[1] + total[3]);
 }
 
 BGL_KERNEL void cast_range(const float* from, simd::Bf16* to, int64_t begin, int64_t end) {
