@@ -37,6 +37,13 @@ void complete(int64_t& busy_ns, const char* what, Start&& start) {
   busy_ns += now_ns() - begin;
 }
 
+// The same bytes in a storage of their own that owns nothing. The backend's worker thread drops its
+// work item some time after wait() returned; were it the real tensor, its bytes would not be free
+// when the timeline says so. After wait() no backend touches the memory any more.
+at::Tensor borrow(const at::Tensor& tensor) {
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+}
+
 std::vector<int64_t> segment_sizes(const ops::WireLayout& layout) {
   std::vector<int64_t> sizes(layout.peers());
   for (int64_t p = 0; p < layout.peers(); ++p) sizes[p] = layout.segment_bytes(p);
@@ -86,15 +93,15 @@ void Communicator::all_to_all(const at::Tensor& send, const ops::WireLayout& sen
   BGL_CHECK(impl_ != nullptr, "a group of one has nothing to exchange");
   std::vector<int64_t> send_sizes = segment_sizes(send_layout);
   std::vector<int64_t> recv_sizes = segment_sizes(recv_layout);
-  at::Tensor source = send;
+  at::Tensor source = borrow(send), target = borrow(recv);
   complete(busy_ns_, "all-to-all of expert rows", [&] {
-    return impl_->group->alltoall_base(recv, source, recv_sizes, send_sizes);
+    return impl_->group->alltoall_base(target, source, recv_sizes, send_sizes);
   });
 }
 
 void Communicator::all_reduce_sum(at::Tensor& tensor) {
   if (impl_ == nullptr) return;
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = {borrow(tensor)};
   complete(busy_ns_, "all-reduce of gradients",
            [&] { return impl_->group->allreduce(tensors, c10d::AllreduceOptions()); });
 }

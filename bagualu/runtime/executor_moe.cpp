@@ -171,9 +171,9 @@ void Executor::backward_experts(const OpSpec& op) {
         d_rows.narrow(0, 0, piece.rows), d_probs.narrow(0, 0, piece.rows),
         weights.expert_fc1.grad.select(0, piece.expert),
         weights.expert_fc2.grad.select(0, piece.expert)};
-    at::Tensor none;
+    // The wire's second column is filler here; d_probs takes it until it is overwritten.
     ops::gather_piece(wire, routing.recv, routing.received, piece.expert, in_expert, grads.d_rows,
-                      none);
+                      grads.d_probs);
     ops::experts_backward_piece(grads.d_rows, rows, row_probs, fc1, act, w1,
                                 weights.expert_fc2.weight.select(0, piece.expert), grads);
     ops::scatter_piece(grads.d_rows, grads.d_probs, routing.recv, routing.received, piece.expert,
