@@ -4,6 +4,7 @@ Messages between ranks use the TCP store and not collectives, because collective
 tensors, and every tensor byte of a rank counts against its budget.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -176,14 +177,16 @@ class Ranks(Comm):
 
     def report_failure(self, note: FailureNote) -> FailureNote:
         self._stop.set()
-        first = FailureNote(**json.loads(
-            self._watch_store.compare_set("failure", "", note.to_json())))
-        if self.rank == 0:
-            self.acknowledge()
-        else:  # rank 0 has to write the log before torchrun tears the job down
+        try:
+            first = FailureNote(**json.loads(
+                self._watch_store.compare_set("failure", "", note.to_json())))
+            # Rank 0 has to write the log before torchrun tears the job down.
             deadline = time.monotonic() + _ACK_WAIT_S
-            while time.monotonic() < deadline and not self._watch_store.check(["failure/ack"]):
+            while self.rank != 0 and time.monotonic() < deadline and \
+                    not self._watch_store.check(["failure/ack"]):
                 time.sleep(0.05)
+        except RuntimeError:  # the store's host is gone: nobody is left to tell
+            return note
         return first
 
     def await_cause(self, wait_s: float) -> None:
@@ -203,7 +206,8 @@ class Ranks(Comm):
 
     def acknowledge(self) -> None:
         """Rank 0 has written down why the job ended."""
-        self._watch_store.set("failure/ack", "1")
+        with contextlib.suppress(RuntimeError):  # the store may be what failed
+            self._watch_store.set("failure/ack", "1")
 
     def _watch(self) -> None:
         beats = 0

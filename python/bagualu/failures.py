@@ -35,10 +35,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """No traceback is worth printing, and the cause is this rank itself."""
+    """The cause is this rank itself, and its text says all."""
     return isinstance(error, BagualuError) or any(
         _is(error, name) for name in ("OverBudget", "InvalidInput", "Infeasible",
                                       "OutOfMemoryError"))
+
+
+def is_echo(error: BaseException) -> bool:
+    """A collective failed: mostly because another rank ended."""
+    return _is(error, "PeerLost") or _is(error, "DistError")
 
 
 def note_of(error: BaseException, rank: int, step: int | None) -> FailureNote:

@@ -12,7 +12,7 @@ def load_runtime() -> Any:
     import torch  # noqa: F401
 
     try:
-        from bagualu import _runtime
+        from bagualu import _runtime  # type: ignore[attr-defined]
     except ImportError as error:
         raise JobFailed(f"the C++ module bagualu._runtime cannot be loaded ({error}); "
                         "`make build` builds it") from None

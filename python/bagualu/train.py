@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bagualu.distributed import Comm, FailureNote, start_ranks
 from bagualu.errors import EXIT_OK, BagualuError
-from bagualu.failures import is_expected, note_of
+from bagualu.failures import is_echo, is_expected, note_of
 from bagualu.json_file import write_atomic
 from bagualu.preflight import Job, preflight
 from bagualu.profile_cache import store_profile
@@ -69,10 +69,12 @@ class Rank:
         """Another rank ended the job. Runs in the watchdog's thread."""
         if not self._ending.acquire(blocking=False):
             return
-        self._write_down(note)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(note.exit_code)
+        try:
+            self._write_down(note)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(note.exit_code)
 
     def fail(self, error: BaseException) -> int:
         """This rank raised. Returns the exit code."""
@@ -80,7 +82,7 @@ class Rank:
             self.comm.await_cause(_AWAIT_CAUSE_S)
         if not self._ending.acquire(blocking=False):
             time.sleep(60)  # the watchdog is ending this process
-        if not is_expected(error):
+        if not is_expected(error) and not is_echo(error):
             traceback.print_exception(error)
         step = self.session.current_step if self.session else None
         note = self.comm.report_failure(note_of(error, self.rank, step))

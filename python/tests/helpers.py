@@ -27,7 +27,7 @@ def start(*argv, fake=True, module="bagualu.launch", **extra):
                             stderr=subprocess.PIPE, text=True)
 
 
-def run(*argv, fake=True, module="bagualu.launch", timeout=100, **extra):
+def run(*argv, fake=True, module="bagualu.launch", timeout=250, **extra):
     """The finished process, with stdout and stderr."""
     process = start(*argv, fake=fake, module=module, **extra)
     try:
