@@ -5,9 +5,11 @@
 #include <map>
 
 #include "bagualu/base/error.h"
+#include "bagualu/cost/block_codes.h"
 #include "bagualu/cost/op_flops.h"
 #include "bagualu/cost/profile.h"
 #include "bagualu/runtime/machine.h"
+#include "bagualu/runtime/ops/quantise.h"
 #include "bagualu/runtime/trainer.h"
 
 namespace bagualu {
@@ -16,8 +18,9 @@ namespace {
 constexpr int kBalancedRuns = 4;
 constexpr int kHotRuns = 2;
 constexpr int64_t kCopyBytes = int64_t{4} << 20;
+constexpr int64_t kSmallestCopyBytes = int64_t{64} << 10;
+constexpr int64_t kProbeMatrix = 96;
 constexpr int kCopyRuns = 5;
-constexpr double kEncodeBytesPerSecond = 1e9;
 
 // (x, ns) samples of one quantity; the median per x is kept.
 class Samples {
@@ -112,9 +115,10 @@ CopySpeed measure_copies(TransferEngine& engine, HostArena& host, int64_t bytes)
   };
   const double out_ns = fastest_ns(copy_out), in_ns = fastest_ns(copy_in);
   // A product that takes a few times as long as the copy, alone and with the copy beside it.
-  at::Tensor a = at::ones({192, 192}), b = at::ones({192, 192}), c = at::empty({192, 192});
+  at::Tensor a = at::ones({kProbeMatrix, kProbeMatrix}), b = at::ones({kProbeMatrix, kProbeMatrix}),
+             c = at::empty({kProbeMatrix, kProbeMatrix});
   const double product_ns = fastest_ns([&] { at::mm_out(c, a, b); });
-  const int repeats = std::clamp(static_cast<int>(2.0 * out_ns / product_ns), 1, 200);
+  const int repeats = std::clamp(static_cast<int>(2.0 * out_ns / product_ns), 1, 2000);
   const auto products = [&] {
     for (int i = 0; i < repeats; ++i) at::mm_out(c, a, b);
   };
@@ -128,6 +132,25 @@ CopySpeed measure_copies(TransferEngine& engine, HostArena& host, int64_t bytes)
   const double hidden = std::clamp(1.0 - (both_ns - alone_ns) / out_ns, 0.0, 1.0);
   return {static_cast<double>(bytes) * 1e9 / out_ns, static_cast<double>(bytes) * 1e9 / in_ns,
           hidden};
+}
+
+// Bytes of the full copy per second, encoding and decoding taken together.
+double measure_encoding(int64_t bytes) {
+  at::Tensor values = at::ones({bytes / 4});
+  at::Tensor codes = at::empty({block_code_bytes(bytes, 4)}, at::kByte);
+  const double encode_ns = fastest_ns([&] { ops::quantise_encode(values, codes); });
+  const double decode_ns = fastest_ns([&] { ops::quantise_decode(codes, values); });
+  return 2.0 * static_cast<double>(bytes) * 1e9 / (encode_ns + decode_ns);
+}
+
+// As large as the budgets leave room for, half of it kept for everything else.
+int64_t probe_bytes(const DeviceArena& arena, const HostArena& host) {
+  int64_t bytes = kCopyBytes;
+  if (arena.budget_bytes() > 0) {
+    bytes = std::min(bytes, (arena.budget_bytes() - arena.live_bytes()) / 2);
+  }
+  if (host.limit_bytes() > 0) bytes = std::min(bytes, host.limit_bytes());
+  return std::max(bytes, kSmallestCopyBytes);
 }
 
 }  // namespace
@@ -187,8 +210,7 @@ Json Trainer::measure_profile() {
   }
   Json rebuild = Json::object();
   if (!fc1.empty()) rebuild = {{"expert_fc1", fc1.points()}, {"moe_act", act.points()}};
-  const int64_t room = host_.limit_bytes() > 0 ? host_.limit_bytes() : kCopyBytes;
-  const CopySpeed copies = measure_copies(transfers_, host_, std::min(kCopyBytes, room));
+  const CopySpeed copies = measure_copies(transfers_, host_, probe_bytes(arena_, host_));
   host_.trim();
   return {{"version", 1},
           {"machine", to_json(this_machine())},
@@ -198,7 +220,7 @@ Json Trainer::measure_profile() {
           {"d2h_bytes_per_s", copies.d2h_bytes_per_s},
           {"h2d_bytes_per_s", copies.h2d_bytes_per_s},
           {"copy_hidden_fraction", copies.hidden_fraction},
-          {"encode_bytes_per_s", kEncodeBytesPerSecond}};
+          {"encode_bytes_per_s", measure_encoding(kCopyBytes / 2)}};
 }
 
 }  // namespace bagualu
