@@ -7,6 +7,8 @@ namespace bagualu {
 namespace {
 
 constexpr int kMaxExchangeRounds = 8;
+constexpr size_t kMaxInsertions = 32;
+constexpr size_t kMaxRepairs = 12;
 
 }  // namespace
 
@@ -53,6 +55,11 @@ int CoverSearch::worst_point() const {
   return point;
 }
 
+int CoverSearch::tightest_point() const {
+  if (missing_.empty()) return -1;
+  return static_cast<int>(std::max_element(missing_.begin(), missing_.end()) - missing_.begin());
+}
+
 bool CoverSearch::covered() const { return host_left_ >= 0 && worst_point() < 0; }
 
 int64_t CoverSearch::bytes_at(int option, int point) const {
@@ -70,7 +77,9 @@ int64_t CoverSearch::option_cost(int option) const {
   return option < 0 ? 0 : problem_->options[option].cost_ns;
 }
 
-bool CoverSearch::cover_greedily() {
+// Every option not yet in taken_ is taken at most once: two options of a group that are each better at one point
+// would otherwise replace each other for ever.
+bool CoverSearch::cover_greedily(bool cap_at_need) {
   for (int point = worst_point(); point >= 0; point = worst_point()) {
     int best = -1;
     double best_price = std::numeric_limits<double>::infinity();
@@ -78,12 +87,14 @@ bool CoverSearch::cover_greedily() {
     for (int o = 0; o < static_cast<int>(problem_->options.size()); ++o) {
       const CoverOption& spec = problem_->options[o];
       const int old = choice_[spec.group];
+      if (taken_[o]) continue;
       const int64_t bytes = bytes_at(o, point) - bytes_at(old, point);
-      if (o == old || bytes <= 0) continue;
+      if (bytes <= 0) continue;
       const int64_t old_host = old < 0 ? 0 : problem_->options[old].host_bytes;
       if (spec.host_bytes > host_left_ + old_host) continue;
       const auto cost = static_cast<double>(spec.cost_ns - option_cost(old));
-      const double price = cost / static_cast<double>(std::min(bytes, missing_[point]));
+      const int64_t counted = cap_at_need ? std::min(bytes, missing_[point]) : bytes;
+      const double price = cost / static_cast<double>(counted);
       if (price < best_price || (price == best_price && bytes > best_bytes)) {
         best = o;
         best_price = price;
@@ -91,6 +102,7 @@ bool CoverSearch::cover_greedily() {
       }
     }
     if (best < 0) return false;
+    taken_[best] = 1;
     set(problem_->options[best].group, best);
   }
   return host_left_ >= 0;
@@ -171,17 +183,79 @@ bool CoverSearch::exchange_group(int group) {
   return true;
 }
 
+// Takes one more option and then back whatever it made superfluous: two for one.
+bool CoverSearch::insert_and_drop() {
+  const int point = tightest_point();
+  if (point < 0) return false;
+  std::vector<std::pair<double, int>>& tries = tries_;
+  tries.clear();
+  for (int o = 0; o < static_cast<int>(problem_->options.size()); ++o) {
+    const int64_t bytes = bytes_at(o, point);
+    if (bytes <= 0 || choice_[problem_->options[o].group] == o) continue;
+    tries.emplace_back(static_cast<double>(option_cost(o)) / static_cast<double>(bytes), o);
+  }
+  std::sort(tries.begin(), tries.end());
+  if (tries.size() > kMaxInsertions) tries.resize(kMaxInsertions);
+  const CoverChoice before = choice_;
+  const int64_t cost = cover_cost(*problem_, before);
+  for (const auto& [price, o] : tries) {
+    set(problem_->options[o].group, o);
+    if (covered()) take_back();
+    if (covered() && cover_cost(*problem_, choice_) < cost) return true;
+    for (int group = 0; group < problem_->groups(); ++group) set(group, before[group]);
+  }
+  return false;
+}
+
+// Gives one option back, covers the hole greedily without it, and keeps that if it is cheaper.
+bool CoverSearch::repair() {
+  const CoverChoice before = choice_;
+  const int64_t cost = cover_cost(*problem_, before);
+  std::vector<std::pair<int64_t, int>> groups;  // most expensive first
+  for (int group = 0; group < problem_->groups(); ++group) {
+    if (before[group] >= 0) groups.emplace_back(-option_cost(before[group]), group);
+  }
+  std::sort(groups.begin(), groups.end());
+  if (groups.size() > kMaxRepairs) groups.resize(kMaxRepairs);
+  for (const auto& [negative_cost, group] : groups) {
+    taken_.assign(problem_->options.size(), 0);
+    taken_[before[group]] = 1;
+    set(group, -1);
+    if (cover_greedily(true)) {
+      take_back();
+      if (cover_cost(*problem_, choice_) < cost) return true;
+    }
+    for (int g = 0; g < problem_->groups(); ++g) set(g, before[g]);
+  }
+  return false;
+}
+
+bool CoverSearch::attempt(bool cap_at_need) {
+  taken_.assign(problem_->options.size(), 0);
+  if (!cover_greedily(cap_at_need)) return false;
+  for (int round = 0; round < kMaxExchangeRounds; ++round) {
+    const bool taken = take_back();
+    const bool exchanged = exchange();
+    if (!taken && !exchanged && !insert_and_drop() && !repair()) break;
+  }
+  return true;
+}
+
 bool CoverSearch::improve(const CoverProblem& problem, CoverChoice& choice) {
-  load(problem, choice);
-  const bool found = cover_greedily();
-  if (found) {
-    for (int round = 0; round < kMaxExchangeRounds; ++round) {
-      const bool taken = take_back();
-      const bool exchanged = exchange();
-      if (!taken && !exchanged) break;
+  const CoverChoice start = choice;
+  bool found = false;
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (const bool cap_at_need : {true, false}) {
+    load(problem, start);
+    if (attempt(cap_at_need)) {
+      const int64_t cost = cover_cost(problem, choice_);
+      if (!found || cost < best_cost) choice = choice_;
+      best_cost = std::min(best_cost, cost);
+      found = true;
+    } else if (!found) {
+      choice = choice_;
     }
   }
-  choice = choice_;
   return found;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 namespace bagualu {
@@ -42,8 +43,9 @@ int64_t cover_cost(const CoverProblem& problem, const CoverChoice& choice);
 /// Ensures: same problem, same choice; ties go to the lower group, then to the lower option.
 class CoverSearch {
  public:
-  /// Greedy by cost per byte of what is still missing at the worst point, then taking back what is
-  /// not needed (most expensive first), then exchanging one option for a cheaper one.
+  /// Greedy by cost per byte at the worst point (once counting bytes up to what is still missing,
+  /// once all of them), then taking back what is not needed (most expensive first), exchanging one
+  /// option for a cheaper one, and taking one that makes several superfluous.
   /// Returns: false if the need cannot be covered; `choice` is then the best attempt.
   bool improve(const CoverProblem& problem, CoverChoice& choice);
 
@@ -64,10 +66,14 @@ class CoverSearch {
   bool covered() const;
   int64_t bytes_at(int option, int point) const;
   int64_t option_cost(int option) const;
-  bool cover_greedily();
+  int tightest_point() const;
+  bool attempt(bool cap_at_need);
+  bool cover_greedily(bool cap_at_need);
   bool take_back();
   bool exchange();
   bool exchange_group(int group);
+  bool insert_and_drop();
+  bool repair();
 
   void order_groups();
   int64_t bound_ns(int depth) const;
@@ -79,6 +85,8 @@ class CoverSearch {
   int64_t host_left_ = 0;
   CoverChoice choice_;
   std::vector<int> order_;
+  std::vector<uint8_t> taken_;                ///< by option
+  std::vector<std::pair<double, int>> tries_;  ///< price, option
 
   // close()
   const std::function<bool(const CoverChoice&)>* accept_ = nullptr;

@@ -65,9 +65,9 @@ class Policy {
 };
 
 struct PolicyOptions {
-  Json plan;                                  ///< static: a plan file's content; null = fit one
+  Json plan = {};                             ///< static: a plan file's content; null = fit one
   double static_fit_imbalance = 1.2;          ///< static: load factor the fitted plan must survive
-  std::vector<std::string> recompute_modules; ///< selective: Megatron's names
+  std::vector<std::string> recompute_modules = {}; ///< selective: Megatron's names
   double threshold = 2.0;                     ///< threshold: load_imbalance that triggers
 };
 
