@@ -37,7 +37,7 @@ RUNS = (DemoRun("save-all", budgeted=False), DemoRun("static", exit_code=1),
 def train_command(bagualu: Path, run: DemoRun, args: argparse.Namespace, log: Path) -> list[str]:
     """The command line of one run; printed, so that it can be repeated by hand."""
     command = [str(bagualu), "train", "--model", args.model, "--nproc", "4", "--ep", "4",
-               "--seq", "128", "--micro-batch-size", "2", "--micro-batches", "2",
+               "--seq", "128", "--micro-batch-size", "2", "--micro-batches", "3",
                "--steps", str(args.steps), "--lr", "3e-4", "--warmup", "0", "--seed", "7",
                "--dtype", args.dtype, "--policy", run.policy, "--log", str(log)]
     if args.init:
