@@ -108,12 +108,21 @@ int answer(const PlanFlags& flags, const SourceTree& tree, const Streams& stream
     }
     print_table(request, report, streams.out);
   }
-  if (report.short_by_bytes == 0) return kExitDone;
-  streams.err << fmt::format(
-      "{}: infeasible: the budget of {} is {} ({} bytes) under the floor of {}, at {}\n", kWhere,
-      format_bytes(request.budget_bytes), format_bytes(report.short_by_bytes),
-      report.short_by_bytes, format_bytes(report.floor.bytes), report.floor.at);
-  return kExitInfeasible;
+  const auto refuse = [&](const char* kind, int64_t budget, int64_t missing, int64_t floor) {
+    streams.err << fmt::format(
+        "{}: infeasible: the {} of {} is {} ({} bytes) under the floor of {}, at {}\n", kWhere,
+        kind, format_bytes(budget), format_bytes(missing), missing, format_bytes(floor),
+        report.floor.at);
+    return kExitInfeasible;
+  };
+  if (report.short_by_bytes > 0) {
+    return refuse("budget", request.budget_bytes, report.short_by_bytes, report.floor.bytes);
+  }
+  if (report.host_short_by_bytes > 0) {
+    return refuse("host budget", request.host_budget_bytes, report.host_short_by_bytes,
+                  report.floor_host_bytes);
+  }
+  return kExitDone;
 }
 
 }  // namespace

@@ -109,6 +109,16 @@ TEST_F(PlanCommand, ABudgetUnderTheFloorIsInfeasibleByTheMissingBytes) {
   EXPECT_EQ(at.code, kExitDone) << at.err;
 }
 
+TEST_F(PlanCommand, AHostBudgetUnderTheFloorIsInfeasibleToo) {
+  const Json free = parse_json_object(plan({"--seq", "64", "--json", "-"}).out, "output");
+  const int64_t floor = free.at("floor_host_bytes");
+  ASSERT_GT(floor, 1);
+  const Outcome under = plan({"--seq", "64", "--host-budget", std::to_string(floor - 1)});
+  EXPECT_EQ(under.code, kExitInfeasible);
+  EXPECT_NE(under.err.find("the host budget"), std::string::npos) << under.err;
+  EXPECT_EQ(plan({"--seq", "64", "--host-budget", std::to_string(floor)}).code, kExitDone);
+}
+
 TEST_F(PlanCommand, HelpNamesUnitsAndDefaults) {
   const Outcome outcome = line({"plan", "--help"});
   EXPECT_EQ(outcome.code, kExitDone);

@@ -112,6 +112,7 @@ Json to_json(const PlanRequest& request, const PlanReport& report) {
           {"floor_host_bytes", report.floor_host_bytes},
           {"worst_imbalance", report.worst_imbalance},
           {"short_by_bytes", report.short_by_bytes},
+          {"host_short_by_bytes", report.host_short_by_bytes},
           {"policies", policies}};
 }
 

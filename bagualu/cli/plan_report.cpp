@@ -48,10 +48,14 @@ class Planner {
     report_.loaded_peak = save_all_peak(loads_at(request_.imbalance));
     list_layers();
     find_floor();
+    if (request_.host_budget_bytes > 0) {
+      report_.host_short_by_bytes =
+          std::max<int64_t>(0, report_.floor_host_bytes - request_.host_budget_bytes);
+    }
     if (request_.budget_bytes == 0) return std::move(report_);
     report_.short_by_bytes = std::max<int64_t>(0, report_.floor.bytes - request_.budget_bytes);
     // Under the floor a policy may find no plan at all; the missing bytes are the answer.
-    if (report_.short_by_bytes > 0) return std::move(report_);
+    if (report_.short_by_bytes > 0 || report_.host_short_by_bytes > 0) return std::move(report_);
     context_.activation_budget_bytes = request_.budget_bytes - static_bytes();
     for (const std::string& policy : request_.policies) try_policy(policy);
     return std::move(report_);

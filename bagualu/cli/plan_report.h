@@ -59,7 +59,8 @@ struct PlanReport {
   int64_t floor_host_bytes = 0;
   double worst_imbalance = 0;  ///< the largest any routing can cause
   std::vector<PolicyOutcome> policies;
-  int64_t short_by_bytes = 0;  ///< budget under the floor; 0: feasible, or no budget given
+  int64_t short_by_bytes = 0;       ///< budget under the floor; 0: feasible, or no budget given
+  int64_t host_short_by_bytes = 0;  ///< the same of the host budget
 };
 
 /// Requires: a request whose model, shape and layout passed validate().
