@@ -70,14 +70,18 @@ Communicator::Communicator(Communicator&& other) noexcept
       size_(other.size_),
       busy_ns_(other.busy_ns_) {}
 
+void Communicator::reserve_gather(int64_t n) {
+  if (impl_ == nullptr) return;
+  if (impl_->gather_send.defined() && impl_->gather_send.numel() == size_ * n) return;
+  impl_->gather_send = at::empty({size_ * n}, at::kLong);
+  impl_->gather_recv = at::empty({size_ * n}, at::kLong);
+}
+
+// As an all-to-all of copies: gloo's all-gather allocates a flat buffer on every call.
 std::vector<int64_t> Communicator::all_gather(const std::vector<int64_t>& counts) {
   if (impl_ == nullptr) return counts;
   const int64_t n = static_cast<int64_t>(counts.size());
-  // As an all-to-all of copies: gloo's all-gather allocates a flat buffer on every call.
-  if (!impl_->gather_send.defined() || impl_->gather_send.numel() != size_ * n) {
-    impl_->gather_send = at::empty({size_ * n}, at::kLong);
-    impl_->gather_recv = at::empty({size_ * n}, at::kLong);
-  }
+  reserve_gather(n);
   int64_t* send = impl_->gather_send.data_ptr<int64_t>();
   for (int64_t p = 0; p < size_; ++p) std::copy(counts.begin(), counts.end(), send + p * n);
   std::vector<int64_t> none;

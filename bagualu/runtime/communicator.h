@@ -33,6 +33,8 @@ class Communicator {
   int64_t size() const { return size_; }
   int64_t rank() const { return rank_; }
 
+  /// Makes the buffers of all_gather() for `n` counts, so that no micro-batch has to.
+  void reserve_gather(int64_t n);
   /// Shapes: counts int64 [n] of every rank -> [size * n], rank-major.
   std::vector<int64_t> all_gather(const std::vector<int64_t>& counts);
   /// Segment p of `send` goes to peer p, into segment rank() of its `recv`.
