@@ -16,7 +16,7 @@ constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxExperts = 65536;  // routing indices are kept in 16 bits
+constexpr int64_t kMaxExperts = 4096;  // a token's scores lie on the router kernel's stack
 constexpr double kMaxParameters = 1e15;
 
 /// Rows of GEMM operands stay 64-byte aligned in fp32, so that a chunk of rows gives the same bits
