@@ -24,7 +24,7 @@ def environment(fake=True, **extra):
 def start(*argv, fake=True, module="bagualu.launch", **extra):
     return subprocess.Popen([sys.executable, "-m", module, *map(str, argv)],
                             env=environment(fake, **extra), stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, errors="replace")
 
 
 def run(*argv, fake=True, module="bagualu.launch", timeout=250, **extra):
