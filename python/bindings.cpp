@@ -156,6 +156,7 @@ void register_trainer(py::module_& m) {
       .def("parameters_changed",
            [](PyTrainer& t) { t.trainer().model().refresh_working_copies(); })
       .def("plan_json", [](PyTrainer& t) { return t.trainer().plan_json().dump(); })
+      .def("units_json", [](PyTrainer& t) { return units_to_json(t.trainer().graph()).dump(); })
       .def("floor_json",
            [](PyTrainer& t) { return to_json(t.trainer().forecast()).dump(); })
       .def("profile_json", [](PyTrainer& t) { return t.trainer().profile().dump(); })

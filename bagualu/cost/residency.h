@@ -14,7 +14,8 @@ enum class Retire : uint8_t {
   kKeep,     ///< stays in device memory
   kDrop,     ///< freed; its producer runs again in backward
   kOffload,  ///< copied to the host arena, freed when the copy has been drained, reloaded
-  kEncode,   ///< replaced by a smaller copy in device memory, decoded before backward
+  kEncode,   ///< its lossy storages are replaced by a smaller copy in device memory, decoded before
+             ///< backward; the others stay
 };
 
 /// What the price of a residency is computed from; all of one unit.
@@ -32,7 +33,8 @@ struct ResidencySpec {
   Retire retire = Retire::kKeep;
   bool changes_numerics = false;  ///< off unless the user allows it, and labelled in every output
   bool needs_rebuild = false;     ///< only for units whose producer may run again
-  int64_t (*device_bytes)(int64_t bytes) = nullptr;  ///< still resident between the two uses
+  /// Still resident between the two uses, of a storage with elements of this size (0: not lossy).
+  int64_t (*device_bytes)(int64_t bytes, int64_t lossy_element_bytes) = nullptr;
   int64_t (*host_bytes)(int64_t bytes) = nullptr;
   int64_t (*exposed_ns)(const ResidencyInput& input) = nullptr;
 };

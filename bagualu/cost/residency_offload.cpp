@@ -19,7 +19,7 @@ int64_t exposed_copies_ns(const ResidencyInput& input) {
 ResidencySpec offload_residency() {
   return {.name = "offload",
           .retire = Retire::kOffload,
-          .device_bytes = [](int64_t) { return int64_t{0}; },
+          .device_bytes = [](int64_t, int64_t) { return int64_t{0}; },
           .host_bytes = [](int64_t bytes) { return bytes; },
           .exposed_ns = exposed_copies_ns};
 }

@@ -1,21 +1,14 @@
-// INT8 copy with one scale per block: per 128 elements of 4 bytes, 128 code bytes and one fp32
-// scale. Elements are fp32: a spec knows bytes only, and a storage of bf16 would need two codes per
-// 4 bytes, so the runtime takes this residency in fp32 runs only.
-#include "bagualu/base/units.h"
+// INT8 copy with one scale per block of 128 elements (block_codes.h): a quarter of fp32, half of
+// bf16. A storage that is not lossy stays as it is, in the same unit.
+#include "bagualu/cost/block_codes.h"
 #include "bagualu/cost/residency.h"
 #include "bagualu/cost/residency_pricing.h"
 
 namespace bagualu {
 namespace {
 
-constexpr int64_t kElementBytes = 4;
-constexpr int64_t kBlockElements = 128;
-constexpr int64_t kScaleBytes = 4;
-
-int64_t encoded_bytes(int64_t bytes) {
-  const int64_t elements = round_up(bytes, kElementBytes) / kElementBytes;
-  const int64_t blocks = round_up(elements, kBlockElements) / kBlockElements;
-  return elements + blocks * kScaleBytes;
+int64_t encoded_bytes(int64_t bytes, int64_t lossy_element_bytes) {
+  return lossy_element_bytes == 0 ? bytes : block_code_bytes(bytes, lossy_element_bytes);
 }
 
 }  // namespace

@@ -29,8 +29,10 @@ TEST(Residency, EverySpecIsCompleteAndConsistent) {
     ASSERT_TRUE(r.device_bytes && r.host_bytes && r.exposed_ns) << r.name;
     int64_t previous_ns = 0;
     for (int64_t bytes : {0, 64, 4096, 1 << 20}) {
-      EXPECT_GE(r.device_bytes(bytes), 0) << r.name;
-      EXPECT_LE(r.device_bytes(bytes), bytes) << r.name;
+      for (int64_t element_bytes : {0, 2, 4}) {
+        EXPECT_GE(r.device_bytes(bytes, element_bytes), 0) << r.name;
+        EXPECT_LE(r.device_bytes(bytes, element_bytes), bytes) << r.name;
+      }
       EXPECT_GE(r.host_bytes(bytes), 0) << r.name;
       const int64_t ns = r.exposed_ns({.bytes = bytes,
                                        .d2h_bytes_per_s = 1e9,
@@ -62,9 +64,13 @@ TEST(Residency, RecomputeCostsTheRebuild) {
 
 TEST(Residency, QuantiseKeepsCodesAndScales) {
   // 1024 bytes = 256 fp32 elements: 256 code bytes, 2 blocks of one 4-byte scale.
-  EXPECT_EQ(spec("quantise").device_bytes(1024), 256 + 2 * 4);
+  EXPECT_EQ(spec("quantise").device_bytes(1024, 4), 256 + 2 * 4);
+  // 512 bf16 elements in 4 blocks.
+  EXPECT_EQ(spec("quantise").device_bytes(1024, 2), 512 + 4 * 4);
   // 64 bytes = 16 elements in one block that is not full.
-  EXPECT_EQ(spec("quantise").device_bytes(64), 16 + 4);
+  EXPECT_EQ(spec("quantise").device_bytes(64, 4), 16 + 4);
+  // Indices and statistics stay as they are.
+  EXPECT_EQ(spec("quantise").device_bytes(1024, 0), 1024);
   EXPECT_TRUE(spec("quantise").changes_numerics);
   EXPECT_EQ(spec("quantise").exposed_ns({.bytes = 1000, .encode_bytes_per_s = 1e9}), 2000);
 }

@@ -107,6 +107,9 @@ struct StorageSpec {
   int unit = -1;      ///< -1: not saved for backward
   int derived_from = -1;
   ByteFormula piece_bytes;  ///< Rebuild::kInPieces: the piece buffer that stands in when dropped
+  /// Element size of values that an encoding may round; 0 = exact under every residency (indices,
+  /// gate weights, statistics of a norm or a softmax), also when the rest of the unit is encoded.
+  int64_t lossy_element_bytes = 0;
 };
 
 struct UnitSpec {

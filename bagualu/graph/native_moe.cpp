@@ -92,6 +92,15 @@ class Builder {
     }
     graph_.units[u].storages.push_back(s);
     graph_.storages[s].unit = u;
+    graph_.storages[s].lossy_element_bytes = elem_;
+    return s;
+  }
+
+  // As saved(), for indices, gate weights and statistics: never rounded.
+  int saved_exact(std::string_view name, int layer, ByteFormula bytes, std::string_view unit_name,
+                  Rebuild rebuild) {
+    const int s = saved(name, layer, bytes, unit_name, rebuild);
+    graph_.storages[s].lossy_element_bytes = 0;
     return s;
   }
 
@@ -102,7 +111,7 @@ class Builder {
     const int64_t qkv_width = q_width + 2 * kv_width;
 
     const int normed = saved("normed_attn", layer, per_token(h * elem_), "attn_norm", Rebuild::kOp);
-    const int rstd = saved("rstd_attn", layer, per_token(kFp32Bytes), "attn_norm", Rebuild::kOp);
+    const int rstd = saved_exact("rstd_attn", layer, per_token(kFp32Bytes), "attn_norm", Rebuild::kOp);
     const int d_normed = gradient("d_normed_attn", layer, per_token(h * elem_));
     OpSpec& norm = op(OpKind::kAttnNorm, layer);
     norm.reads = {hidden_};
@@ -124,9 +133,9 @@ class Builder {
       const int q = saved("q", layer, per_token(q_width * elem_), "qk_norm", Rebuild::kOp);
       const int k = saved("k", layer, per_token(kv_width * elem_), "qk_norm", Rebuild::kOp);
       const int q_rstd =
-          saved("q_rstd", layer, per_token(spec_.heads * kFp32Bytes), "qk_norm", Rebuild::kOp);
+          saved_exact("q_rstd", layer, per_token(spec_.heads * kFp32Bytes), "qk_norm", Rebuild::kOp);
       const int k_rstd =
-          saved("k_rstd", layer, per_token(spec_.kv_heads * kFp32Bytes), "qk_norm", Rebuild::kOp);
+          saved_exact("k_rstd", layer, per_token(spec_.kv_heads * kFp32Bytes), "qk_norm", Rebuild::kOp);
       OpSpec& qk_norm = op(OpKind::kQkNorm, layer);
       qk_norm.reads = {qkv};
       qk_norm.creates = {q, k, q_rstd, k_rstd};
@@ -137,7 +146,7 @@ class Builder {
 
     const int out = saved("attn_out", layer, per_token(q_width * elem_), "core_attn", Rebuild::kOp);
     const int lse =
-        saved("attn_lse", layer, per_token(spec_.heads * kFp32Bytes), "core_attn", Rebuild::kOp);
+        saved_exact("attn_lse", layer, per_token(spec_.heads * kFp32Bytes), "core_attn", Rebuild::kOp);
     const int d_out = gradient("d_attn_out", layer, per_token(q_width * elem_));
     OpSpec& core = op(OpKind::kCoreAttn, layer);
     core.reads = attention_inputs;
@@ -156,7 +165,7 @@ class Builder {
     proj.bwd_creates = {d_out};
 
     normed_mlp_ = saved("normed_mlp", layer, per_token(h * elem_), "mlp_norm", Rebuild::kOp);
-    const int rstd_mlp = saved("rstd_mlp", layer, per_token(kFp32Bytes), "mlp_norm", Rebuild::kOp);
+    const int rstd_mlp = saved_exact("rstd_mlp", layer, per_token(kFp32Bytes), "mlp_norm", Rebuild::kOp);
     d_normed_mlp_ = gradient("d_normed_mlp", layer, per_token(h * elem_));
     OpSpec& mlp_norm = op(OpKind::kMlpNorm, layer);
     mlp_norm.reads = {hidden_mid_};
@@ -266,14 +275,14 @@ class Builder {
 
   Routing router(int layer, int d_probs) {
     const int64_t k = spec_.top_k;
-    const int logits = saved("router_logits", layer, per_token(spec_.experts * kFp32Bytes),
+    const int logits = saved_exact("router_logits", layer, per_token(spec_.experts * kFp32Bytes),
                              "router", Rebuild::kNever);
     const int ids =
-        saved("topk_ids", layer, per_token(k * kExpertIdBytes), "router", Rebuild::kNever);
+        saved_exact("topk_ids", layer, per_token(k * kExpertIdBytes), "router", Rebuild::kNever);
     const int probs =
-        saved("topk_probs", layer, per_token(k * kFp32Bytes), "router", Rebuild::kNever);
+        saved_exact("topk_probs", layer, per_token(k * kFp32Bytes), "router", Rebuild::kNever);
     const int row_map =
-        saved("row_map", layer, per_token(k * kIndexBytes), "router", Rebuild::kNever);
+        saved_exact("row_map", layer, per_token(k * kIndexBytes), "router", Rebuild::kNever);
     graph_.units.back().pinned = true;
     OpSpec& router = op(OpKind::kRouter, layer);
     router.reads = {normed_mlp_};
@@ -306,7 +315,7 @@ class Builder {
     const bool exchange = options_.ep_size > 1;
     const Rebuild rebuild = exchange ? Rebuild::kNever : Rebuild::kOp;
     const int rows = saved("rows", layer, per_row(row), "dispatch", rebuild);
-    const int row_probs = saved("row_probs", layer, per_row(kFp32Bytes), "dispatch", rebuild);
+    const int row_probs = saved_exact("row_probs", layer, per_row(kFp32Bytes), "dispatch", rebuild);
     graph_.storages[rows].derived_from = exchange ? -1 : normed_mlp_;
     const int send = exchange ? storage("dispatch_send", layer, per_token(k * (row + kFp32Bytes)))
                               : -1;
@@ -351,7 +360,7 @@ class Builder {
     const int64_t h = spec_.hidden;
     const int normed =
         saved("normed_final", -1, per_token(h * elem_), "final_norm", Rebuild::kOp);
-    const int rstd = saved("rstd_final", -1, per_token(kFp32Bytes), "final_norm", Rebuild::kOp);
+    const int rstd = saved_exact("rstd_final", -1, per_token(kFp32Bytes), "final_norm", Rebuild::kOp);
     const int d_normed = gradient("d_normed_final", -1, per_token(h * elem_));
     OpSpec& norm = op(OpKind::kFinalNorm, -1);
     norm.reads = {hidden_};
@@ -361,6 +370,7 @@ class Builder {
     norm.bwd_creates = {d_hidden_};
     const int log_probs =
         saved("log_probs", -1, per_token(spec_.vocab * kFp32Bytes), "lm_head", Rebuild::kOp);
+    graph_.storages[log_probs].lossy_element_bytes = kFp32Bytes;
     OpSpec& head = op(OpKind::kLmHead, -1);
     head.reads = {normed};
     head.creates = {log_probs};

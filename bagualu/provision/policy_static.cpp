@@ -14,13 +14,24 @@ class Static final : public PlanningPolicy {
  public:
   Static(const ProvisionContext& context, const PolicyOptions& options) : PlanningPolicy(context) {
     plan_ = options.plan.is_null() ? fitted(options.static_fit_imbalance)
-                                   : plan_from_json(graph_, options.plan, "plan");
+                                   : given(options.plan);
   }
 
   std::string_view name() const override { return "static"; }
   Decision decide(const GateInput& input) override { return describe(input, plan_); }
 
  private:
+  Plan given(const Json& json) const {
+    Plan plan = plan_from_json(graph_, json, "plan");
+    for (size_t u = 0; u < graph_.units.size(); ++u) {
+      const ResidencySpec& choice = residencies()[plan.residency[u]];
+      if (!choice.changes_numerics || context_.allow_quantise) continue;
+      throw InvalidInput("plan", "units." + graph_.units[u].name, std::string(choice.name),
+                         "a residency that keeps the numbers, unless quantising is allowed");
+    }
+    return plan;
+  }
+
   // The cheapest plan that fits with every layer at `factor` times the balanced load.
   Plan fitted(double factor) {
     if (!(factor > 0.0)) {

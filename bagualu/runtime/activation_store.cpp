@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/cost/block_codes.h"
+#include "bagualu/runtime/ops/quantise.h"
 
 namespace bagualu {
 namespace {
@@ -49,6 +51,7 @@ struct ActivationStore::Entry {
   at::Tensor tensor;
   TensorLayout layout;
   int64_t size_bytes = 0;
+  at::Tensor codes;
   HostBlock host;
   CopyTicket d2h;
   CopyTicket h2d;
@@ -75,7 +78,7 @@ void ActivationStore::begin(int64_t step, int64_t microbatch, std::vector<Storag
   entries_.reserve(storages.size());
   for (StorageInfo& info : storages) {
     entries_.push_back(
-        {StorageRecord(step, microbatch, std::move(info)), {}, {}, 0, {}, {}, {}, 0});
+        {StorageRecord(step, microbatch, std::move(info)), {}, {}, 0, {}, {}, {}, {}, 0});
   }
   step_ = step;
   microbatch_ = microbatch;
@@ -166,8 +169,7 @@ void ActivationStore::drain(int id) {
 void ActivationStore::reload(int id) {
   Entry& from = entry(id, "reload");
   from.record.check_move(StorageState::kH2D, "reload");
-  at::Tensor fresh = at::empty_strided(from.layout.sizes, from.layout.strides, from.layout.options);
-  BGL_CHECK(storage_bytes(fresh) == from.size_bytes, from.dump(), storage_bytes(fresh));
+  at::Tensor fresh = empty_like(from);
   // Always behind the copy out, even if a caller one day reloads what was not drained.
   from.h2d = engine_.copy(Direction::kH2D, fresh.storage().mutable_data(), from.host.data(),
                           from.size_bytes, from.d2h, from.record.key());
@@ -189,6 +191,37 @@ void ActivationStore::await(int id) {
   free_host(from);
   stats_.bytes_reloaded += from.size_bytes;
   from.record.move(StorageState::kLive, "await");
+}
+
+void ActivationStore::encode(int id) {
+  Entry& from = entry(id, "encode");
+  from.record.check_move(StorageState::kEncoded, "encode");
+  check_sole_owner(from, "encode");
+  // Sized as the graph counts it: the codes of all the bytes that the arena charges.
+  at::Tensor codes =
+      at::empty({block_code_bytes(BudgetCounter::charged_bytes(from.size_bytes),
+                                  static_cast<int64_t>(from.tensor.element_size()))},
+                from.layout.options.dtype(at::kByte));
+  ops::quantise_encode(from.tensor, codes);
+  device_resident_bytes_ += storage_bytes(codes);
+  stats_.bytes_encoded += from.size_bytes;
+  from.codes = std::move(codes);
+  free_device(from);
+  from.record.move(StorageState::kEncoded, "encode");
+}
+
+void ActivationStore::decode(int id) {
+  Entry& from = entry(id, "decode");
+  // put is the other way to LIVE, so the table alone would let an empty storage through.
+  if (from.record.state() != StorageState::kEncoded) {
+    from.fail("decode", "the storage is not encoded");
+  }
+  at::Tensor fresh = empty_like(from);
+  ops::quantise_decode(from.codes, fresh);
+  device_resident_bytes_ += from.size_bytes - storage_bytes(from.codes);
+  from.tensor = std::move(fresh);
+  from.codes.reset();
+  from.record.move(StorageState::kLive, "decode", ++last_generation_);
 }
 
 ActivationStoreStats ActivationStore::finish() {
@@ -285,6 +318,13 @@ void ActivationStore::check_sole_owner(const Entry& entry, const char* verb) con
                                  "so its bytes would stay",
                                  tensors, storages));
   }
+}
+
+at::Tensor ActivationStore::empty_like(const Entry& entry) const {
+  at::Tensor fresh =
+      at::empty_strided(entry.layout.sizes, entry.layout.strides, entry.layout.options);
+  BGL_CHECK(storage_bytes(fresh) == entry.size_bytes, entry.dump(), storage_bytes(fresh));
+  return fresh;
 }
 
 void ActivationStore::free_device(Entry& entry) {

@@ -39,6 +39,7 @@ struct ActivationStoreStats {
   int64_t bytes_offloaded = 0;
   int64_t bytes_reloaded = 0;
   int64_t bytes_recomputed = 0;
+  int64_t bytes_encoded = 0;
   /// Time blocked in drain and await.
   int64_t wait_ns = 0;
 };
@@ -101,6 +102,13 @@ class ActivationStore {
   /// Throws: DeadlineExceeded, TransferFailed.
   void await(int id);
 
+  /// Replaces the storage by int8 codes on the device (ops/quantise.h); changes its values.
+  /// Requires: floating values. Throws: OverBudget, state unchanged.
+  void encode(int id);
+  /// Makes the storage again, with the values the codes stand for, and frees the codes.
+  /// Throws: OverBudget, state unchanged.
+  void decode(int id);
+
   /// Closes the micro-batch.
   /// Requires: every storage is released, dropped or was never put; no copy runs; no byte is held.
   ActivationStoreStats finish();
@@ -110,7 +118,7 @@ class ActivationStore {
 
   /// Of the open micro-batch, or of the last one when none is open.
   const ActivationStoreStats& stats() const { return stats_; }
-  /// Bytes of device storages and of host blocks held now.
+  /// Bytes of device storages and encoded copies, and of host blocks, held now.
   int64_t device_resident_bytes() const { return device_resident_bytes_; }
   int64_t host_resident_bytes() const { return host_resident_bytes_; }
 
@@ -122,6 +130,7 @@ class ActivationStore {
   void adopt(int id, at::Tensor tensor, StorageState to, const char* verb);
   void check_whole_storage(const Entry& entry, const at::Tensor& tensor, const char* verb) const;
   void check_sole_owner(const Entry& entry, const char* verb) const;
+  at::Tensor empty_like(const Entry& entry) const;
   void free_device(Entry& entry);
   void free_host(Entry& entry);
   void wait_for(CopyTicket ticket);

@@ -24,6 +24,8 @@ std::string_view state_name(StorageState state) {
       return "DROPPED";
     case StorageState::kRecomputed:
       return "RECOMPUTED";
+    case StorageState::kEncoded:
+      return "ENCODED";
     case StorageState::kReleased:
       return "RELEASED";
   }
@@ -35,9 +37,11 @@ bool is_legal(StorageState from, StorageState to) {
     case StorageState::kEmpty:
       return false;
     case StorageState::kLive:
-      return from == StorageState::kEmpty || from == StorageState::kH2D;
+      return from == StorageState::kEmpty || from == StorageState::kH2D ||
+             from == StorageState::kEncoded;
     case StorageState::kD2H:
     case StorageState::kDropped:
+    case StorageState::kEncoded:
       return from == StorageState::kLive || from == StorageState::kRecomputed;
     case StorageState::kHost:
       return from == StorageState::kD2H;

@@ -17,6 +17,7 @@ struct StorageInfo {
 ///
 ///   EMPTY ----put----> LIVE --offload--> D2H --drain--> HOST --reload--> H2D --await--> LIVE
 ///   LIVE --drop--> DROPPED --put_recomputed--> RECOMPUTED (then as LIVE)
+///   LIVE or RECOMPUTED --encode--> ENCODED --decode--> LIVE
 ///   LIVE, RECOMPUTED or HOST --release--> RELEASED
 enum class StorageState {
   kEmpty,
@@ -26,9 +27,10 @@ enum class StorageState {
   kH2D,
   kDropped,
   kRecomputed,
+  kEncoded,
   kReleased,
 };
-inline constexpr int kStorageStates = 8;
+inline constexpr int kStorageStates = 9;
 
 std::string_view state_name(StorageState state);
 

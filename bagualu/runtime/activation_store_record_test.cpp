@@ -23,6 +23,9 @@ TEST(StorageRecord, OnlyTheseStepsAreLegal) {
                                                                  {kLive, kDropped},
                                                                  {kRecomputed, kDropped},
                                                                  {kDropped, kRecomputed},
+                                                                 {kLive, kEncoded},
+                                                                 {kRecomputed, kEncoded},
+                                                                 {kEncoded, kLive},
                                                                  {kLive, kReleased},
                                                                  {kRecomputed, kReleased},
                                                                  {kHost, kReleased}};

@@ -76,6 +76,7 @@ MicrobatchLosses Executor::finish(ActivationStoreStats& stats) {
 
 void Executor::abort() noexcept {
   store_.abort();
+  capture_ = false;
   captured_.reset();
   input_.ids.reset();
   input_.targets.reset();
@@ -98,22 +99,27 @@ void Executor::run_action(const Action& action) {
     case ActionKind::kDrain:
       return store_.drain(action.id);
     case ActionKind::kReload:
-      try {
-        return store_.reload(action.id);
-      } catch (const OverBudget& over) {
-        const StorageSpec& storage = graph_.storages[action.id];
-        throw OutOfBudget(over.what(), input_.microbatch, storage.layer, "reload " + storage.name,
-                          over.wanted_bytes(), over.left_bytes(), over.budget_bytes());
-      }
+      return move_storage(action, &ActivationStore::reload);
     case ActionKind::kAwait:
       return store_.await(action.id);
     case ActionKind::kEncode:
+      return move_storage(action, &ActivationStore::encode);
     case ActionKind::kDecode:
-      throw InternalError("encoded residencies are not executed yet");
+      return move_storage(action, &ActivationStore::decode);
     case ActionKind::kGate:
       return;  // the caller decides between segments
   }
   throw InternalError("unknown action");
+}
+
+void Executor::move_storage(const Action& action, void (ActivationStore::*move)(int)) {
+  try {
+    (store_.*move)(action.id);
+  } catch (const OverBudget& over) {
+    throw OutOfBudget(over.what(), input_.microbatch, graph_.storages[action.id].layer,
+                      action_text(graph_, action), over.wanted_bytes(), over.left_bytes(),
+                      over.budget_bytes());
+  }
 }
 
 namespace {

@@ -103,6 +103,8 @@ class Executor {
   struct PieceBuffers;
 
   void run_action(const Action& action);
+  // A step of the store that takes device memory.
+  void move_storage(const Action& action, void (ActivationStore::*move)(int));
   void forward(int op, bool recompute);
   void backward(int op);
 

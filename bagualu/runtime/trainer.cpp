@@ -25,6 +25,20 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
           options.chunk_rows};
 }
 
+// Samples of one step, which an exception must not leave recording into a report that is gone.
+class RecordMemory {
+ public:
+  RecordMemory(MicrobatchRunner& runner, std::vector<MemorySample>* samples) : runner_(runner) {
+    runner_.record_memory(samples);
+  }
+  ~RecordMemory() { runner_.record_memory(nullptr); }
+  RecordMemory(const RecordMemory&) = delete;
+  RecordMemory& operator=(const RecordMemory&) = delete;
+
+ private:
+  MicrobatchRunner& runner_;
+};
+
 MemoryForecast checked_forecast(const Graph& graph, const ModelSpec& spec,
                                 const TrainerOptions& options) {
   const MemoryForecast forecast = forecast_of(graph, spec, options);
@@ -67,6 +81,7 @@ Trainer::Trainer(const ModelSpec& spec, const TrainerOptions& options, const std
   targets_ = at::zeros({graph_.tokens}, at::kLong);
   reduced_ = at::zeros({kReducedScalars}, at::kDouble);
   expert_counts_ = at::zeros({std::max<int64_t>(spec.moe_layers(), 1), spec.experts}, at::kDouble);
+  ep_.reserve_gather(spec.experts);
   model_.init_parameters(options.seed, ep_.rank());
   profile_ = options.profile;
   if (profile_.is_null()) {
@@ -135,7 +150,7 @@ StepReport Trainer::step(const StepInput& input) {
   step_rows_per_rank_.assign(spec_.layers, {});
   expert_counts_.zero_();
   model_.zero_gradients();
-  if (input.want_memory) runner_.record_memory(&report.memory);
+  const RecordMemory recording(runner_, input.want_memory ? &report.memory : nullptr);
   for (int64_t m = 0; m < input.tokens.size(0); ++m) {
     report.microbatches.push_back(runner_.train(microbatch_input(input, m), *policy_, balanced_));
     const MicrobatchReport& done = report.microbatches.back();
@@ -143,7 +158,6 @@ StepReport Trainer::step(const StepInput& input) {
     report.measured_peak_bytes = std::max(report.measured_peak_bytes, done.measured_peak_bytes);
     count_routing(report);
   }
-  runner_.record_memory(nullptr);
   apply_gradients(input, report);
   report.end_bytes = arena_.live_bytes();
   report.host_end_bytes = host_.live_bytes();

@@ -100,7 +100,7 @@ void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOp
 }
 
 Json step_to_json(const Trainer& trainer, const StepReport& report) {
-  int64_t recomputed = 0, offloaded = 0, wait_ns = 0, cache_hits = 0, host_peak = 0,
+  int64_t recomputed = 0, offloaded = 0, encoded = 0, wait_ns = 0, cache_hits = 0, host_peak = 0,
           unaccounted = 0;
   Json decision_ns = Json::array(), peaks = Json::array();
   std::vector<int64_t> rows(report.imbalance.size(), 0);
@@ -108,6 +108,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
     const MicrobatchReport& microbatch = report.microbatches[m];
     recomputed += microbatch.store.bytes_recomputed;
     offloaded += microbatch.store.bytes_offloaded;
+    encoded += microbatch.store.bytes_encoded;
     wait_ns += microbatch.store.wait_ns;
     host_peak = std::max(host_peak, microbatch.host_peak_bytes);
     unaccounted = std::max(unaccounted, microbatch.unaccounted_bytes);
@@ -137,6 +138,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
           {"residencies", residency_counts(trainer.graph(), report)},
           {"bytes_recomputed", recomputed},
           {"bytes_offloaded", offloaded},
+          {"bytes_encoded", encoded},
           {"wait_ns", wait_ns},
           {"decision_ns", decision_ns},
           {"cache_hits", cache_hits},
@@ -149,6 +151,23 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
           {"mitigations", mitigations(trainer, report)},
           {"stop", report.stop},
           {"memory", memory}};
+}
+
+Json units_to_json(const Graph& graph) {
+  Json units = Json::array();
+  for (size_t u = 0; u < graph.units.size(); ++u) {
+    Json allowed = Json::array();
+    for (size_t r = 0; r < residencies().size(); ++r) {
+      const auto residency = static_cast<ResidencyId>(r);
+      if (uniform_plan(graph, residency).residency[u] == residency) {
+        allowed.push_back(residency_text(residency));
+      }
+    }
+    units.push_back({{"name", graph.units[u].name},
+                     {"layer", graph.units[u].layer},
+                     {"allowed", allowed}});
+  }
+  return units;
 }
 
 Json to_json(const MemoryForecast& forecast) {

@@ -18,4 +18,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report);
 
 Json to_json(const MemoryForecast& forecast);
 
+/// What a plan may say: [{"name":"layer0.qkv","layer":0,"allowed":["save","recompute",...]}].
+Json units_to_json(const Graph& graph);
+
 }  // namespace bagualu

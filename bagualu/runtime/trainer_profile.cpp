@@ -220,7 +220,7 @@ Json Trainer::measure_profile() {
           {"d2h_bytes_per_s", copies.d2h_bytes_per_s},
           {"h2d_bytes_per_s", copies.h2d_bytes_per_s},
           {"copy_hidden_fraction", copies.hidden_fraction},
-          {"encode_bytes_per_s", measure_encoding(kCopyBytes / 2)}};
+          {"encode_bytes_per_s", measure_encoding(probe_bytes(arena_, host_) / 2)}};
 }
 
 }  // namespace bagualu

@@ -69,6 +69,7 @@ class ReferenceWalk {
         EXPECT_EQ(host_.erase(id), 1u) << name(id);
         return;
       case ActionKind::kEncode:
+        EXPECT_GT(graph_.storages[id].lossy_element_bytes, 0) << name(id);
         EXPECT_TRUE(encoded_.insert(id).second) << name(id);
         note(0);
         return take(id);
@@ -96,9 +97,9 @@ class ReferenceWalk {
   int64_t piece(int s) const {
     return amount(graph_.storages[s].piece_bytes, graph_.storages[s].layer);
   }
-  // One byte per fp32 element and four per started block of 128.
+  // One byte per element and four per started block of 128.
   int64_t code(int s) const {
-    const int64_t elements = full(s) / 4;
+    const int64_t elements = full(s) / graph_.storages[s].lossy_element_bytes;
     return aligned(elements + (elements + 127) / 128 * 4);
   }
 

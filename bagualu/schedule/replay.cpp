@@ -8,11 +8,11 @@
 namespace bagualu {
 namespace {
 
-// Int8 codes and one fp32 scale per 128 elements of 4 bytes; see cost/residency_quantise.cpp.
-int64_t encoded_size(int64_t bytes) {
+// Of the registered encoding; the runtime has one codec (runtime/ops/quantise.h).
+int64_t encoded_size(int64_t bytes, int64_t lossy_element_bytes) {
   for (const ResidencySpec& residency : residencies()) {
     if (residency.retire == Retire::kEncode) {
-      return round_up(residency.device_bytes(bytes), kAllocationGranularity);
+      return round_up(residency.device_bytes(bytes, lossy_element_bytes), kAllocationGranularity);
     }
   }
   return bytes;
@@ -21,7 +21,7 @@ int64_t encoded_size(int64_t bytes) {
 void fill_storage(const Graph& graph, size_t s, const LayerLoad& load, MemoryTable& table) {
   table.storage_bytes[s] = graph.storages[s].bytes.eval(graph.tokens, load);
   table.piece_bytes[s] = graph.storages[s].piece_bytes.eval(graph.tokens, load);
-  table.encoded_bytes[s] = encoded_size(table.storage_bytes[s]);
+  table.encoded_bytes[s] = encoded_size(table.storage_bytes[s], graph.storages[s].lossy_element_bytes);
 }
 
 void fill_op(const Graph& graph, size_t i, const LayerLoad& load, MemoryTable& table) {

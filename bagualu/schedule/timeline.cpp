@@ -120,6 +120,7 @@ class Appender {
         }
         return;
       case Retire::kEncode:
+        if (graph_.storages[s].lossy_element_bytes == 0) return;
         add(ActionKind::kEncode, s);
         state_.storage[s] = StorageFate::kEncoded;
         return;

@@ -52,7 +52,7 @@ enum class ActionKind : uint8_t {
   kDrain,      ///< id = storage: copy awaited, device bytes returned
   kReload,     ///< id = storage: device bytes taken, copy to device issued
   kAwait,      ///< id = storage: copy to device awaited
-  kEncode,     ///< id = storage: encoded copy made, original returned
+  kEncode,     ///< id = lossy storage: encoded copy made, original returned
   kDecode,     ///< id = storage: original made again, encoded copy returned
   kGate,       ///< id = layer: the routed counts of this layer are known, the plan may change
 };
