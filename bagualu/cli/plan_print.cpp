@@ -104,7 +104,8 @@ Json to_json(const PlanRequest& request, const PlanReport& report) {
            {{"total_bytes", report.static_memory.total_bytes()},
             {"dense_bytes", report.static_memory.dense_bytes},
             {"expert_bytes", report.static_memory.expert_bytes},
-            {"buffer_bytes", report.static_memory.buffer_bytes}}},
+            {"buffer_bytes", report.static_memory.buffer_bytes},
+            {"table_bytes", report.static_memory.table_bytes}}},
           {"layers", layers},
           {"calm_peak", peak_json(report.calm_peak)},
           {"loaded_peak", peak_json(report.loaded_peak)},
@@ -129,7 +130,8 @@ void print_table(const PlanRequest& request, const PlanReport& report, std::ostr
   out << "static memory of a rank\n";
   line(out, "dense parameters and their state", format_bytes(fixed.dense_bytes));
   line(out, "local experts and their state", format_bytes(fixed.expert_bytes));
-  line(out, "buffers", format_bytes(fixed.buffer_bytes));
+  line(out, "buffers, tables and tokens of a step",
+       format_bytes(fixed.buffer_bytes + fixed.table_bytes));
   line(out, "total", format_bytes(fixed.total_bytes()));
   out << fmt::format("\n{:<36}{:<12}{}\n", "saved activations, everything kept", "calm", loaded);
   print_layers(report.layers, out);

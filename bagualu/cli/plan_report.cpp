@@ -32,6 +32,7 @@ class Planner {
         graph_(build_native_graph(request.model, options_)),
         costs_(roofline_costs(graph_, request.model, options_, request.system)) {
     report_.static_memory = static_memory(request.model, request.layout, request.shape.dtype);
+    add_step_tables(request.model, request.layout, request.shape, report_.static_memory);
     context_.graph = &graph_;
     context_.cost = &costs_;
     context_.host_budget_bytes = request.host_budget_bytes;

@@ -1,5 +1,6 @@
 #include "bagualu/model/static_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "bagualu/base/units.h"
@@ -35,6 +36,25 @@ StaticMemory static_memory(const ModelSpec& spec, const ParallelLayout& layout, 
     memory.buffer_bytes += add(&memory, name, spec.experts * dtype_bytes(Dtype::kFp32));
   }
   return memory;
+}
+
+void add_step_tables(const ModelSpec& spec, const ParallelLayout& layout, const TrainShape& shape,
+                     StaticMemory& memory) {
+  constexpr int64_t kInt64 = 8, kFp64 = 8, kFp32 = 4;
+  const auto table = [&](const char* name, int64_t bytes) {
+    memory.table_bytes += add(&memory, name, bytes);
+  };
+  table("step.rope_cos", shape.seq * spec.head_dim * kFp32);
+  table("step.rope_sin", shape.seq * spec.head_dim * kFp32);
+  table("step.ids", shape.tokens() * kInt64);
+  table("step.targets", shape.tokens() * kInt64);
+  table("step.scalars", kReducedScalars * kFp64);
+  table("step.tokens_per_expert", std::max<int64_t>(spec.moe_layers(), 1) * spec.experts * kFp64);
+  if (layout.ep_size > 1) {
+    table("step.counts_sent", layout.ep_size * spec.experts * kInt64);
+    table("step.counts_received", layout.ep_size * spec.experts * kInt64);
+  }
+  table("step.tokens", shape.microbatches * shape.micro_batch_size * (shape.seq + 1) * kInt64);
 }
 
 }  // namespace bagualu

@@ -21,13 +21,22 @@ struct StaticMemory {
   int64_t dense_bytes = 0;   ///< parameters every rank holds, with gradients, moments, bf16 copies
   int64_t expert_bytes = 0;  ///< the same for the local experts
   int64_t buffer_bytes = 0;  ///< router biases
+  int64_t table_bytes = 0;   ///< what a step works with beside the model, see add_step_tables()
 
-  int64_t total_bytes() const { return dense_bytes + expert_bytes + buffer_bytes; }
+  int64_t total_bytes() const { return dense_bytes + expert_bytes + buffer_bytes + table_bytes; }
 };
+
+/// Scalars that the all-reduce of a step sums: losses, squared norm of expert gradients, stop flags.
+inline constexpr int64_t kReducedScalars = 8;
 
 /// Per group (dense, expert): fp32 master, gradient, exp_avg, exp_avg_sq, and a bf16 working copy
 /// when dtype is bf16; per MoE layer the fp32 router bias. Each storage is rounded up to 64 bytes.
 /// Requires: spec and layout passed validate().
 StaticMemory static_memory(const ModelSpec& spec, const ParallelLayout& layout, Dtype dtype);
+
+/// Adds what lives through every step beside the model's state: rope tables, one micro-batch's ids
+/// and targets, counts per expert, the buffers of the count exchange, and one step's tokens.
+void add_step_tables(const ModelSpec& spec, const ParallelLayout& layout, const TrainShape& shape,
+                     StaticMemory& memory);
 
 }  // namespace bagualu

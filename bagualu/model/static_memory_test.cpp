@@ -128,5 +128,16 @@ TEST(RouterBias, ExistsInLayersWithExpertsOnly) {
                                       "layers.3.router_bias"}));
 }
 
+TEST(StaticMemory, CountsTheTablesOfAStep) {
+  const ModelSpec spec = preset("demo");
+  StaticMemory memory;
+  add_step_tables(spec, {.world_size = 4, .ep_size = 4},
+                  {.micro_batch_size = 2, .seq = 128, .microbatches = 3}, memory);
+  // rope 2 * 128 * 16 * 4; ids and targets 2 * 256 * 8; scalars 64; 4 layers * 16 experts * 8;
+  // counts 2 * 4 * 16 * 8; tokens 3 * 2 * 129 * 8 = 6192, rounded up to 6208
+  EXPECT_EQ(memory.table_bytes, 16384 + 4096 + 64 + 512 + 1024 + 6208);
+  EXPECT_EQ(memory.total_bytes(), memory.table_bytes);
+}
+
 }  // namespace
 }  // namespace bagualu

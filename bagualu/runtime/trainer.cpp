@@ -8,6 +8,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/cost/profile.h"
+#include "bagualu/model/static_memory.h"
 #include "bagualu/runtime/machine.h"
 #include "bagualu/runtime/seeds.h"
 

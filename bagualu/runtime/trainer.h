@@ -159,9 +159,6 @@ class Trainer {
   std::vector<std::vector<int64_t>> step_rows_per_rank_;  ///< by layer
 };
 
-/// Scalars that one all-reduce sums: losses, squared norm of expert gradients, stop flags.
-inline constexpr int64_t kReducedScalars = 8;
-
 /// A layer's load when routing is even, and when it is as uneven as it can be.
 LayerLoad balanced_load(const ModelSpec& spec, const TrainerOptions& options);
 LayerLoad bounding_load(const ModelSpec& spec, const TrainerOptions& options);

@@ -11,23 +11,6 @@
 namespace bagualu {
 namespace {
 
-int64_t charged(int64_t bytes) { return round_up(bytes, kAllocationGranularity); }
-
-// Tensors of Trainer, Executor and Communicator that live through a step beside the model state.
-int64_t table_bytes(const ModelSpec& spec, const TrainerOptions& options) {
-  const TrainShape& shape = options.shape;
-  const int64_t moe_layers = spec.moe_layers();
-  int64_t bytes = 2 * charged(shape.seq * spec.head_dim * 4);  // rope
-  bytes += 2 * charged(shape.tokens() * 8);                    // ids and targets
-  bytes += charged(kReducedScalars * 8) + charged(std::max<int64_t>(moe_layers, 1) * spec.experts * 8);
-  if (options.layout.ep_size > 1) {
-    bytes += 2 * charged(options.layout.ep_size * spec.experts * 8);  // token counts
-  }
-  // The caller's tokens of one step.
-  bytes += charged(shape.microbatches * shape.micro_batch_size * (shape.seq + 1) * 8);
-  return bytes;
-}
-
 int64_t replayed_peak(const Graph& graph, const Plan& plan, const LayerLoad& load) {
   const std::vector<LayerLoad> loads(graph.layers, load);
   MemoryReplay replay;
@@ -54,10 +37,10 @@ LayerLoad bounding_load(const ModelSpec& spec, const TrainerOptions& options) {
 MemoryForecast forecast_of(const Graph& graph, const ModelSpec& spec,
                            const TrainerOptions& options) {
   const LayerLoad worst = bounding_load(spec, options);
+  StaticMemory fixed = static_memory(spec, options.layout, options.shape.dtype);
+  add_step_tables(spec, options.layout, options.shape, fixed);
   MemoryForecast forecast;
-  forecast.static_bytes =
-      static_memory(spec, options.layout, options.shape.dtype).total_bytes() +
-      table_bytes(spec, options);
+  forecast.static_bytes = fixed.total_bytes();
   const Floor floor = compute_floor(graph, worst);
   forecast.floor_bytes = forecast.static_bytes + floor.activation_bytes;
   forecast.host_floor_bytes = floor.host_bytes;
