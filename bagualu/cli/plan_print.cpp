@@ -130,7 +130,7 @@ void print_table(const PlanRequest& request, const PlanReport& report, std::ostr
   out << "static memory of a rank\n";
   line(out, "dense parameters and their state", format_bytes(fixed.dense_bytes));
   line(out, "local experts and their state", format_bytes(fixed.expert_bytes));
-  line(out, "buffers, tables and tokens of a step",
+  line(out, "buffers and tables of a step",
        format_bytes(fixed.buffer_bytes + fixed.table_bytes));
   line(out, "total", format_bytes(fixed.total_bytes()));
   out << fmt::format("\n{:<36}{:<12}{}\n", "saved activations, everything kept", "calm", loaded);

@@ -17,8 +17,8 @@ from bagualu.report import write_report
 from bagualu.report_log import RunLog, read_logs
 from bagualu.report_summary import text_report
 
-SPIKES = ("step=16,layers=2-3,factor=2.6", "step=32,layers=0-3,factor=2.6",
-          "step=48,layers=1-2,factor=3.5")
+# A quarter, a half and three quarters of the way.
+SPIKES = ("layers=2-3,factor=2.6", "layers=0-3,factor=2.6", "layers=1-2,factor=3.5")
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ def train_command(bagualu: Path, run: DemoRun, args: argparse.Namespace, log: Pa
         command += ["--init", args.init]
     if run.budgeted:
         command += ["--budget", args.budget]
-    for spike in SPIKES:
-        if int(spike.split(",")[0].removeprefix("step=")) < args.steps:
-            command += ["--spike", spike]
+    for number, spike in enumerate(SPIKES, start=1):
+        command += ["--spike", f"step={number * args.steps // 4},{spike}"]
     return command
 
 
