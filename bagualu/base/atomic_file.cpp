@@ -5,7 +5,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <string>
+#include <system_error>
 
 #include "bagualu/base/error.h"
 
@@ -58,9 +60,29 @@ class TemporaryFile {
   bool kept_ = false;
 };
 
+/// A pipe or a device: a rename would put a file in its place.
+bool is_special(const std::filesystem::path& path) {
+  std::error_code missing;
+  const auto status = std::filesystem::status(path, missing);
+  return std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) &&
+         !std::filesystem::is_directory(status);
+}
+
+void write_in_place(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream stream(path, std::ios::binary);
+  stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  stream.flush();
+  if (!stream) throw InvalidInput(path.string(), "write", std::strerror(errno), "room for it");
+}
+
 }  // namespace
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view bytes) {
+void write_file_atomic(const std::filesystem::path& link, std::string_view bytes) {
+  // A link stays one: what it names is replaced.
+  std::error_code missing;
+  const std::filesystem::path named = std::filesystem::canonical(link, missing);
+  const std::filesystem::path& path = missing ? link : named;
+  if (is_special(path)) return write_in_place(path, bytes);
   // The process id keeps two ranks that write the same file from sharing one temporary.
   TemporaryFile temporary(path.string() + ".tmp." + std::to_string(::getpid()), path);
   temporary.write_and_sync(bytes);

@@ -48,6 +48,24 @@ TEST_F(WriteFileAtomic, WritesAndReplaces) {
   EXPECT_EQ(files(), 1u) << "no temporary file may stay";
 }
 
+TEST_F(WriteFileAtomic, FollowsALink) {
+  write_file_atomic(folder_ / "a.bin", "old");
+  fs::create_symlink("a.bin", folder_ / "link");
+  write_file_atomic(folder_ / "link", "new");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(content(folder_ / "a.bin"), "new");
+}
+
+// Through links of our own: a mistake here must not replace a device of the machine.
+TEST_F(WriteFileAtomic, WritesToADeviceAndDoesNotReplaceIt) {
+  fs::create_symlink("/dev/null", folder_ / "null");
+  fs::create_symlink("/dev/full", folder_ / "full");
+  write_file_atomic(folder_ / "null", "x");
+  EXPECT_TRUE(fs::is_character_file(folder_ / "null"));
+  EXPECT_THROW(write_file_atomic(folder_ / "full", "x"), InvalidInput);
+  EXPECT_TRUE(fs::is_character_file(folder_ / "full"));
+}
+
 TEST_F(WriteFileAtomic, RefusesAMissingFolder) {
   EXPECT_THROW(write_file_atomic(folder_ / "none" / "a.bin", "x"), InvalidInput);
 }
