@@ -63,17 +63,3 @@ file(CREATE_LINK "${BAGUALU_TORCH_ROOT}/include/pybind11"
 target_include_directories(bagualu_torch_python SYSTEM INTERFACE
                            "${CMAKE_BINARY_DIR}/torch_pybind11" "${BAGUALU_PYTHON_INCLUDE}")
 target_link_libraries(bagualu_torch_python INTERFACE bagualu_torch "${_lib}/libtorch_python.so")
-
-# One precompiled ATen header for all of the runtime: it turns 20 s per file into a few.
-function(bagualu_use_torch_pch target)
-  if(NOT BAGUALU_PCH)
-    return()
-  endif()
-  if(NOT TARGET bagualu_torch_pch)
-    file(WRITE "${CMAKE_BINARY_DIR}/torch_pch.cpp" "")
-    add_library(bagualu_torch_pch OBJECT "${CMAKE_BINARY_DIR}/torch_pch.cpp")
-    target_link_libraries(bagualu_torch_pch PRIVATE bagualu_options bagualu_torch)
-    target_precompile_headers(bagualu_torch_pch PRIVATE <ATen/ATen.h>)
-  endif()
-  target_precompile_headers(${target} REUSE_FROM bagualu_torch_pch)
-endfunction()
