@@ -24,8 +24,9 @@ def main() -> None:
     for number, rank in enumerate(ranks):
         late = rank["rss"][len(rank["rss"]) // 2:]
         print(json.dumps({
-            "benchmark": "soak", "rank": number, "steps": steps, "spikes": rank["spikes"],
-            "mitigated": rank["mitigated"], "out_of_memory": 0,
+            "benchmark": "soak", "rank": number, "steps": steps,
+            "spikes": len(rank["spikes"]), "mitigated": sum(given for _, given in rank["spikes"]),
+            "largest_spike_rows": max(rows for rows, _ in rank["spikes"]), "out_of_memory": 0,
             "distinct_end_bytes": len(rank["end_bytes"]), "budget_bytes": rank["budget_bytes"],
             "peak_bytes": rank["peak_bytes"],
             "rss_growth_in_second_half_bytes": max(late) - late[0],

@@ -10,7 +10,7 @@ import psutil
 from job import MODEL, Rank, tokens_of
 
 SPIKE_EVERY = 34
-MODEL = MODEL | {"layers": 2, "hidden": 16, "expert_ffn": 48, "router_bias_rate": 0.001}
+MODEL = MODEL | {"layers": 2, "hidden": 16, "expert_ffn": 48}
 MICROBATCHES = 2
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         2 * forecast["calm_peak_bytes"] + forecast["worst_save_all_bytes"]) // 3
     trainer.set_policy("adaptive", "{}", budget)
     process = psutil.Process()
-    rss, ends, losses, mitigated, peak = [], set(), [], 0, 0
+    rss, ends, losses, spikes, peak = [], set(), [], [], 0
     begin = time.monotonic()
     for step in range(steps):
         spike = step % SPIKE_EVERY == SPIKE_EVERY - 1
@@ -36,13 +36,15 @@ def main() -> None:
         assert report["unaccounted_bytes"] == 0
         ends.add((report["end_bytes"], report["host_end_bytes"]))
         peak = max(peak, report["peak_bytes"])
-        mitigated += spike and report["residencies"]["save"] < sum(report["residencies"].values())
+        if spike:
+            saved = report["residencies"]["save"] == sum(report["residencies"].values())
+            spikes.append([max(report["rows"]), not saved])
         losses.append(report["loss"])
         if step % 10 == 9:
             gc.collect()
             rss.append(process.memory_info().rss)
     (folder / f"rank{job.rank}.json").write_text(json.dumps({
-        "steps": steps, "spikes": steps // SPIKE_EVERY, "mitigated": mitigated, "rss": rss,
+        "steps": steps, "rss": rss, "spikes": spikes,  # [rows, was anything given up]
         "end_bytes": sorted(ends), "peak_bytes": peak, "budget_bytes": budget,
         "loss_first": losses[0], "loss_last": losses[-1],
         "seconds": time.monotonic() - begin}))

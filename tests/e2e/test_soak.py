@@ -5,6 +5,7 @@ import json
 from job import run_job
 
 GROWTH_BYTES = 4 << 20
+HOT_ROWS = 72  # of 48 when routing is even, 96 at most
 
 
 def soak(folder, steps):
@@ -19,8 +20,9 @@ def soak(folder, steps):
         # Later samples only: the first steps fill caches of torch, of the arena and of Python.
         late = rank["rss"][len(rank["rss"]) // 2:]
         assert max(late) - late[0] < GROWTH_BYTES, "the process grows"
-    # The hot rank alternates with the step, and so does who has to mitigate.
-    assert sum(rank["mitigated"] for rank in ranks) >= ranks[0]["spikes"]
+    # Half as many rows again as in calm are more than the budget holds under save-all.
+    hot = [given_up for rank in ranks for rows, given_up in rank["spikes"] if rows > HOT_ROWS]
+    assert len(hot) >= 0.9 * len(ranks[0]["spikes"]) and all(hot)
     return ranks
 
 
