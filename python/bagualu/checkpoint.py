@@ -6,6 +6,7 @@ the first expert-parallel group writes the experts it holds, rank 0 everything e
 the tensors it needs from whatever shards there are, so the layout may change on resume.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from bagualu import __version__
 from bagualu.distributed import Comm
 from bagualu.errors import InvalidInput
 from bagualu.hf import MODEL, OPTIMIZER, Shard, TensorFolder, pieces
-from bagualu.json_file import read_json_object, sync_directory, write_atomic, write_synced
+from bagualu.json_file import lock, read_json_object, sync_directory, write_atomic, write_synced
 from bagualu.model_spec import ModelSpec, hf_family, model_from_dict, to_hf_config
 from bagualu.safetensors_io import TensorFile, file_digest, write_tensors
 
@@ -95,6 +96,13 @@ def _write_shards(folder: Path, trainer: Any, spec: ModelSpec, ep_size: int, ran
     return written
 
 
+def _write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    """As write_tensors."""
+    data = json.dumps(value, indent=1).encode()
+    write_synced(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
 def _write_rest(folder: Path, parts: list[dict[str, Any]], trainer: Any, spec: ModelSpec,
                 position: Position, history: tuple[list[float], list[float]]) -> None:
     files: dict[str, Any] = {}
@@ -110,11 +118,11 @@ def _write_rest(folder: Path, parts: list[dict[str, Any]], trainer: Any, spec: M
                       for name, place in part["tensors"][stem].items()}
             index = {"metadata": {"total_size": sum(size for _, size in merged.values())},
                      "weight_map": {name: file for name, (file, _) in sorted(merged.items())}}
-            write_synced(folder / f"{stem}.safetensors.index.json",
-                         json.dumps(index, indent=1).encode())
+            name = f"{stem}.safetensors.index.json"
+            files[name] = _write_json(folder / name, index)
     config = to_hf_config(spec, int(position.flags["seq"])) if hf_family(spec) else \
         spec.to_dict()
-    write_synced(folder / "config.json", json.dumps(config, indent=1).encode())
+    files["config.json"] = _write_json(folder / "config.json", config)
     state = {"version": FORMAT_VERSION, "bagualu": __version__, **asdict(position),
              "model": spec.to_dict(), "rng": "counter-based: (seed, step, micro-batch, layer)",
              "data_position": position.step, "files": files}
@@ -155,6 +163,8 @@ def save(root: Path, trainer: Any, spec: ModelSpec, position: Position,
             root.mkdir(parents=True, exist_ok=True)
             for stale in root.glob("step-*.tmp-*"):  # of a killed run
                 shutil.rmtree(stale, ignore_errors=True)
+            for stale in root.glob(".latest.tmp-*"):
+                stale.unlink()
             beside.mkdir()
         except OSError as failure:
             error = failure.strerror or str(failure)
@@ -182,6 +192,25 @@ def save(root: Path, trainer: Any, spec: ModelSpec, position: Position,
     if outcome["error"]:
         raise _disk_error(root, outcome["error"])
     return Path(outcome["path"])
+
+
+def claim(root: Path) -> int:
+    """Makes the folder and locks it for this run; the descriptor that holds the lock.
+
+    Two runs in one folder would remove each other's checkpoints. Throws InvalidInput.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InvalidInput(root, "checkpoint", error.strerror,
+                           "a folder that can be written") from None
+    try:
+        lock(descriptor, root, "checkpoint")
+    except InvalidInput:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def find(path: Path) -> Path:
@@ -222,7 +251,7 @@ def load(path: Path, verify_data: bool) -> Loaded:
         for key in ("seq", "micro_batches", "micro_batch_size"):
             if type(position.flags[key]) is not int or position.flags[key] < 1:
                 raise ValueError(f"flags.{key} is not a count")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidInput(where, "contents", error, "a state.json of this version") from None
     for name, size in sizes.items():
         file = path / name

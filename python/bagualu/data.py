@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagualu.errors import InvalidInput
+from bagualu.json_file import read_regular
 
 VOCAB = 256
 VALIDATION_FRACTION = 0.05
@@ -38,10 +39,7 @@ def corpora_folder() -> Path:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(path, "data", error.strerror, "a readable text file") from None
+    data = read_regular(path, "data", "a readable text file")
     if path.suffix != ".xz":
         return data
     try:

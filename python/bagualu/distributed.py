@@ -21,6 +21,8 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=30)
 _STORE_TIMEOUT = timedelta(seconds=900)
 _POLL_S = 0.25
 _HEARTBEAT_LOST_S = 20.0
+_STOPPED_S = 10.0  # with torchrun's 30 s for a rank that ignores SIGTERM, within a minute
+DIED = "died without a word (killed?)"
 _NOTE_GRACE_S = 1.5  # between the death of a rank and giving up on a note from it
 _ACK_WAIT_S = 5.0
 
@@ -78,13 +80,14 @@ class Comm:
         """This rank is done; its end is no failure."""
 
 
-def _process_identity(pid: int) -> str | None:
-    """Start time of a living process, None if it is gone or a zombie."""
+def _process(pid: int) -> tuple[str, str | None]:
+    """State letter and start time of a living process; the latter None if it is gone or a zombie.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        return "X", None
+    return fields[0], None if fields[0] in "ZX" else fields[19]
 
 
 @dataclass
@@ -95,10 +98,22 @@ class _Peer:
     beat: bytes = b""
     seen: float = field(default_factory=time.monotonic)
     dead_since: float | None = None
+    stopped_since: float | None = None
+    how: str = DIED
 
     def alive(self, store: Any, rank: int) -> bool:
+        """A rank that was stopped (SIGSTOP) for long counts as dead: the others would wait for it.
+        """
         if self.host == socket.gethostname() and self.identity is not None:
-            return _process_identity(self.pid) == self.identity
+            state, identity = _process(self.pid)
+            if state != "T" or identity != self.identity:
+                self.stopped_since = None
+                return identity == self.identity
+            self.stopped_since = self.stopped_since or time.monotonic()
+            if time.monotonic() - self.stopped_since < _STOPPED_S:
+                return True
+            self.how = f"stands still since {_STOPPED_S:.0f} s (stopped by a signal?)"
+            return False
         key = f"beat/{rank}"
         beat = store.get(key) if store.check([key]) else b""
         if beat != self.beat:
@@ -123,7 +138,7 @@ class Ranks(Comm):
         self._round = 0
         self._on_failure = on_failure
         self._stop = threading.Event()
-        me = [socket.gethostname(), os.getpid(), _process_identity(os.getpid())]
+        me = [socket.gethostname(), os.getpid(), _process(os.getpid())[1]]
         store.set(f"who/{rank}", json.dumps(me))
         self._peers = {r: _Peer(*json.loads(store.get(f"who/{r}")))
                        for r in range(world) if r != rank}
@@ -230,7 +245,7 @@ class Ranks(Comm):
                 continue
             peer.dead_since = peer.dead_since or time.monotonic()
             if time.monotonic() - peer.dead_since > _NOTE_GRACE_S:
-                note = FailureNote(rank, f"rank {rank} died without a word (killed?)")
+                note = FailureNote(rank, f"rank {rank} {peer.how}")
                 text = self._watch_store.compare_set("failure", "", note.to_json())
                 return FailureNote(**json.loads(text))
         return None

@@ -34,9 +34,14 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def _host_full(error: BaseException) -> bool:
+    """The host arena's own exception reaches Python as a RuntimeError."""
+    return isinstance(error, RuntimeError) and "host memory full" in str(error)
+
+
 def is_expected(error: BaseException) -> bool:
     """The cause is this rank itself, and its text says all."""
-    return isinstance(error, BagualuError) or any(
+    return isinstance(error, BagualuError) or _host_full(error) or any(
         _is(error, name) for name in ("OverBudget", "InvalidInput", "Infeasible",
                                       "OutOfMemoryError"))
 
@@ -55,6 +60,9 @@ def note_of(error: BaseException, rank: int, step: int | None) -> FailureNote:
             return _oom_note(error, rank, step)
         return FailureNote(rank, "infeasible: the budget does not even hold weights, gradients and "
                            f"optimizer state: {_first_line(error)}", EXIT_INFEASIBLE)
+    if _host_full(error) and step is None:
+        return FailureNote(rank, "infeasible: --host-budget is too small for one copy: "
+                           f"{_first_line(error)}", EXIT_INFEASIBLE)
     if _is(error, "InvalidInput"):
         return FailureNote(rank, _first_line(error), EXIT_BAD_INPUT)
     if _is(error, "Infeasible"):

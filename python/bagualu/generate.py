@@ -10,7 +10,7 @@ import numpy as np
 
 from bagualu import checkpoint
 from bagualu.data import VOCAB
-from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
+from bagualu.errors import EXIT_OK, BagualuError, InvalidInput, JobFailed
 from bagualu.hf import Shard, TensorFolder
 from bagualu.model_spec import ModelSpec, model_from_file
 from bagualu.runtime_module import lone_trainer
@@ -50,6 +50,8 @@ def _make_trainer(path: Path, spec: ModelSpec, context: int) -> Any:
 
 def choose(logits: np.ndarray, temperature: float, random: np.random.Generator) -> int:
     """A byte: the likeliest at temperature 0, else drawn from softmax(logits / temperature)."""
+    if not np.isfinite(logits).all():
+        raise JobFailed("the model's output is not finite: its weights are broken")
     if temperature == 0:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / temperature
@@ -75,7 +77,7 @@ def generate(trainer: Any, context: int, prompt: bytes, tokens: int, temperature
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(list(argv))
-    prompt = args.prompt.encode()
+    prompt = os.fsencode(args.prompt)  # the bytes as the shell gave them
     if not prompt:
         raise InvalidInput(WHERE, "--prompt", "an empty text", "at least one byte")
     if args.tokens < 1:
@@ -85,6 +87,9 @@ def main(argv: Sequence[str]) -> int:
     if args.seed < 0:
         raise InvalidInput(WHERE, "--seed", args.seed, "at least 0")
     path, spec, context = _load_spec(Path(args.checkpoint))
+    if spec.vocab < VOCAB:
+        raise InvalidInput(args.checkpoint, "vocab", spec.vocab,
+                           f"at least {VOCAB}: text is bytes")
     trainer = _make_trainer(path, spec, context)
     added = generate(trainer, context, prompt, args.tokens, args.temperature, args.seed)
     sys.stdout.flush()

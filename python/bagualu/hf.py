@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bagualu.errors import InvalidInput
 from bagualu.json_file import read_json_object
 from bagualu.model_spec import ModelSpec, hf_family
-from bagualu.safetensors_io import TensorFile
+from bagualu.safetensors_io import WEIGHT_DTYPES, TensorFile
 
 if TYPE_CHECKING:
     import torch
@@ -140,10 +140,12 @@ class TensorFolder:
                 known.add(name)
                 if name not in self._files:
                     raise InvalidInput(self.folder, name, "no such tensor", "one for this model")
-                found, wanted = self._files[name].shape(name), shape_of(spec, piece)
-                if found != wanted:
-                    raise InvalidInput(self._files[name].path, name, list(found),
+                file, wanted = self._files[name], shape_of(spec, piece)
+                if file.shape(name) != wanted:
+                    raise InvalidInput(file.path, name, list(file.shape(name)),
                                        f"{list(wanted)}, the shape in this model")
+                if file.dtype(name) not in WEIGHT_DTYPES:
+                    raise InvalidInput(file.path, name, file.dtype(name), ", ".join(WEIGHT_DTYPES))
         for name in self._files:
             if name not in known and not name.endswith("rotary_emb.inv_freq"):
                 raise InvalidInput(self._files[name].path, name, "an unknown tensor",

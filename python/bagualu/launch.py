@@ -18,7 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bagualu.errors import EXIT_JOB_FAILED, EXIT_OK, BagualuError, InvalidInput
+from bagualu.distributed import DIED
+from bagualu.errors import EXIT_BAD_INPUT, EXIT_JOB_FAILED, EXIT_OK, BagualuError, InvalidInput
+from bagualu.failures import is_expected, note_of
 from bagualu.preflight import Job, preflight
 from bagualu.train_args import WHERE, parse
 
@@ -69,6 +71,7 @@ def _start(job: Job, argv: Sequence[str], status_dir: Path) -> dict[int, Any]:
     host, port = listener.getsockname()[:2]
     # The agent's own rendezvous is a file: with one machine it needs no socket at all.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack trace for each lost peer
     os.environ.setdefault("OMP_NUM_THREADS", str(job.args.threads))
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -104,11 +107,14 @@ def _outcome(status_dir: Path, failures: dict[int, Any]) -> tuple[int, str]:
         return own[0]["exit_code"], own[0]["text"]
     killed = {rank: failure for rank, failure in failures.items()
               if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM}
-    if killed:
+    # The launcher itself kills a rank that stood still; the others know the reason.
+    known = [s for s in statuses if s["cause"] in killed and DIED not in s["text"]]
+    if killed and not known:
         rank, failure = min(killed.items())
         return EXIT_JOB_FAILED, f"rank {rank} was killed by {failure.signal_name()}"
     if statuses:
-        return statuses[0]["exit_code"], statuses[0]["text"]
+        told = (known or statuses)[0]
+        return told["exit_code"], told["text"]
     if failures:
         rank, failure = min(failures.items())
         return EXIT_JOB_FAILED, f"rank {rank} ended with exit code {failure.exitcode}"
@@ -157,6 +163,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BagualuError as error:
         print(f"bagualu {command or 'launch'}: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(f"bagualu {command}: stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except OSError as error:  # a name too long for the system, for instance
+        if error.filename is None:
+            raise
+        print(f"bagualu {command}: {os.fsdecode(error.filename)}: file: found {error.strerror}; "
+              "allowed a path that can be used", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        note = note_of(error, 0, None)  # of the C++ module
+        print(f"bagualu {command}: {note.text}", file=sys.stderr)
+        return note.exit_code
 
 
 if __name__ == "__main__":

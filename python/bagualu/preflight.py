@@ -166,12 +166,16 @@ def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> None
         args.min_lr = args.lr / 10
     if args.threads is None:
         args.threads = max(1, len(os.sched_getaffinity(0)) // world)
+    most = max(64, os.cpu_count() or 1)
+    if args.threads > most:
+        raise InvalidInput(WHERE, "--threads", args.threads, f"at most {most} on this machine")
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Writes a nameless file there; folders made for that are removed again."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    missing: list[Path] = []
     try:
+        missing += [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -184,15 +188,20 @@ def _check_folder(folder: Path) -> None:
                 made.rmdir()
 
 
+def check_file(text: str | None) -> None:
+    """A file that will be written, if any; - is standard output."""
+    if text and text != "-":
+        check_writable(Path(text))
+
+
 def _check_outputs(args: argparse.Namespace) -> None:
-    for flag, text in (("--log", args.log), ("--json", args.json)):
-        if text and text != "-":
-            check_writable(Path(text))
-            if Path(text).is_dir():
-                raise InvalidInput(WHERE, flag, text, "a file")
+    check_file(args.log)
+    check_file(args.json)
     for text in (args.checkpoint, args.tensorboard):
         if text:
-            _check_folder(Path(text))
+            check_folder(Path(text))
+    if args.checkpoint and Path(args.checkpoint).is_dir():
+        os.close(checkpoint.claim(Path(args.checkpoint)))
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InvalidInput(WHERE, "--tensorboard", "no package tensorboard",
                            "after `pip install tensorboard`")

@@ -14,6 +14,7 @@ from pathlib import Path
 from bagualu import launch
 from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
 from bagualu.model_spec import resolve_model
+from bagualu.preflight import check_file, check_folder
 from bagualu.profile_cache import cache_file, default_folder, store_profile
 from bagualu.train_args import WHERE, Parser
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
     if args.threads is None:
         args.threads = max(1, len(os.sched_getaffinity(0)) // args.ep)
     path = cache_file(spec, args, Path(args.cache) if args.cache else default_folder())
+    check_folder(path.parent)  # before minutes of measuring
+    check_file(args.json)
     code = launch.train(["--model", args.model, "--nproc", str(args.ep), "--ep", str(args.ep),
                          "--seq", str(args.seq), "--micro-batch-size", str(args.micro_batch_size),
                          "--dtype", args.dtype, "--threads", str(args.threads), "--quiet",

@@ -92,6 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     except InvalidInput as error:
         print(report_summary.printable(f"bagualu: error: {error}"), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("bagualu report: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader of our text has gone, for instance `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bagualu.errors import InvalidInput
+from bagualu.json_file import read_regular
 
 LOG_VERSION = 1
 _BOUND = 2**63  # bytes and nanoseconds are int64; this also keeps infinity out
@@ -159,10 +160,7 @@ def read_log(path: str | Path) -> RunLog:
     Throws: InvalidInput naming file, line and field.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(str(path), "log", error.strerror or "unreadable", "a file") from error
+    data = read_regular(path, "log", "a file")
     lines = data.split(b"\n")
     if not data.strip():
         raise InvalidInput(str(path), "log", "an empty file", "a run log (JSON lines)")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bagualu.errors import InvalidInput
+from bagualu.json_file import read_regular
 from bagualu.model_spec import ModelSpec
 
 Row = tuple[int, int, int, list[int]]  # step, micro-batch, layer, counts
@@ -36,8 +37,8 @@ class RoutingTrace:
 
 
 def _read_text(path: Path) -> str:
+    data = read_regular(path, "file", "a readable trace")
     try:
-        data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
         return data.decode("utf-8")
@@ -45,12 +46,18 @@ def _read_text(path: Path) -> str:
         raise InvalidInput(path, "gzip data", error, "a whole gzip file") from None
     except UnicodeDecodeError:
         raise InvalidInput(path, "text", "bytes that are not UTF-8", "CSV or JSON lines") from None
-    except OSError as error:
-        raise InvalidInput(path, "file", error.strerror, "a readable trace") from None
+
+
+def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text))
+    try:
+        yield from enumerate(reader, start=1)
+    except csv.Error as error:
+        raise InvalidInput(path, f"line {reader.line_num}", error, "CSV") from None
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row]]:
-    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+    for number, cells in _csv_lines(text, path):
         if not cells or cells[0].startswith("#"):
             continue
         try:
@@ -74,7 +81,7 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Row]]:
             row = (value["step"], value["micro_batch"], value["layer"], value["counts"])
             if not all(type(n) is int for n in (*row[:3], *row[3])):
                 raise TypeError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InvalidInput(path, f"line {number}", repr(line)[:80], allowed) from None
         yield number, row
 

@@ -1,17 +1,19 @@
 """The run log (JSON lines, docs/formats.md) and the summary that ends it. Rank 0 only."""
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import sys
 from array import array
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bagualu import __version__
 from bagualu.errors import InvalidInput
-from bagualu.json_file import write_atomic
+from bagualu.json_file import lock, write_atomic
 
 LOG_VERSION = 1
 SPIKE_IMBALANCE = 1.2  # rows of the hottest rank over the mean
@@ -23,10 +25,12 @@ _GLOBAL_KEYS = ("loss", "grad_norm", "aux_loss", "z_loss", "imbalance", "mitigat
 
 def check_writable(path: Path) -> None:
     """Throws InvalidInput; leaves no file behind that was not there."""
-    existed = path.exists()
     try:
-        with open(path, "a", encoding="utf-8"):
-            pass
+        existed = path.exists()
+        if path.is_fifo():  # opening one waits for a reader
+            raise InvalidInput(path, "file", "a pipe", "a file that can be written")
+        with open(path, "ab", buffering=0) as file:
+            lock(file.fileno(), path, "file")
         if not existed:
             path.unlink()
     except OSError as error:
@@ -59,33 +63,61 @@ def _finite(value: Any) -> Any:
 
 
 class RunLog:
-    """One JSON object per line, flushed per record. Without a path, records go nowhere."""
+    """One JSON object per line, written whole or not at all. Without a path, records go nowhere.
+
+    Owns: the file, locked against a second run that would write into it.
+    """
 
     def __init__(self, path: Path | None, run: dict[str, Any], first_step: int) -> None:
-        self._file: IO[str] | None = None
+        """Throws InvalidInput if the file is another run's or cannot be written."""
+        self._file: FileIO | None = None
         if path is None:
             return
+        self._path = path
         resumed = first_step > 0 and path.is_file()
-        if resumed:
-            _keep_until(path, first_step)
-        resumed = resumed and path.stat().st_size > 0
-        self._file = open(path, "a" if resumed else "w", encoding="utf-8")
+        try:
+            if resumed:
+                with self._open():
+                    _keep_until(path, first_step)
+            self._file = self._open()
+            resumed = resumed and path.stat().st_size > 0
+            if not resumed and path.is_file():
+                self._file.truncate(0)
+        except OSError as error:
+            raise InvalidInput(path, "log", error.strerror, "a file that can be written") from None
         if not resumed:
             self.write("run", version=LOG_VERSION, bagualu=__version__, **run)
+
+    def _open(self) -> FileIO:
+        file = open(self._path, "ab", buffering=0)
+        lock(file.fileno(), self._path, "log")
+        return file
 
     @property
     def on(self) -> bool:
         return self._file is not None
 
     def write(self, kind: str, **fields: Any) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(_finite({"type": kind, **fields})) + "\n")
-            self._file.flush()
+        """Throws InvalidInput, once, if the disk is full; later records go nowhere."""
+        if self._file is None:
+            return
+        data = memoryview(json.dumps(_finite({"type": kind, **fields})).encode() + b"\n")
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data):]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a device has no length
+                self._file.truncate(whole)
+            self._file.close()
+            self._file = None
+            raise InvalidInput(self._path, "log", error.strerror, "a disk with room for the log; "
+                               "its records so far are whole") from None
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with contextlib.suppress(OSError):  # a device cannot be synced
+                os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
                 "I64": "int64", "I32": "int32", "U8": "uint8"}
 _CODES = {np.dtype("float64"): "F64", np.dtype("float32"): "F32", np.dtype("int64"): "I64"}
@@ -42,6 +43,8 @@ def _entry(path: Path, name: str, value: Any, data_bytes: int) -> _Entry:
     try:
         dtype, shape = value["dtype"], tuple(value["shape"])
         begin, end = value["data_offsets"]
+        if type(begin) is not int or type(end) is not int:
+            raise ValueError
         count = 1
         for n in shape:
             if type(n) is not int or n < 0:
@@ -72,6 +75,8 @@ class TensorFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise InvalidInput(path, "file", error.strerror, "a readable file") from None
+        except ValueError as error:  # a path with a zero byte
+            raise InvalidInput(repr(str(path)), "file", error, "a readable file") from None
         (header_bytes,) = struct.unpack("<Q", self._map[:8])
         if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
             raise InvalidInput(path, "header", f"{header_bytes} bytes in a file of {size}",
@@ -100,6 +105,10 @@ class TensorFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
+
+    def dtype(self, name: str) -> str:
+        """As the file names it, "F32" for instance."""
+        return self._entries[name].dtype
 
     def numpy(self, name: str) -> np.ndarray:
         """Requires: dtype float64, float32 or int64."""

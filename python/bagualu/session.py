@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,8 @@ class Session:
                                 job.domain_slots)
         # numpy memory: text is no part of the device budget.
         self._tokens = np.empty((args.micro_batches, args.micro_batch_size, args.seq + 1), "int64")
+        self._claim = checkpoint.claim(Path(args.checkpoint)) \
+            if self.leader and args.checkpoint else None
         path = Path(args.log) if self.leader and args.log else None
         self.log = RunLog(path, self._run_record(), job.first_step)
         self.progress = Progress(args.quiet or not self.leader)
@@ -213,6 +216,9 @@ class Session:
 
     def close(self) -> None:
         self.log.close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
         if self._writer is not None:
             self._writer.close()
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bagualu.distributed import Comm, FailureNote, start_ranks
-from bagualu.errors import EXIT_OK, BagualuError
+from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
 from bagualu.failures import is_echo, is_expected, note_of
 from bagualu.json_file import write_atomic
 from bagualu.preflight import Job, preflight
@@ -91,7 +91,11 @@ class Rank:
 
     def _write_down(self, note: FailureNote) -> None:
         if self.rank == 0 and self.session is not None:
-            write_summary(self.session.record_failure(note), self._json_path)
+            try:
+                write_summary(self.session.record_failure(note), self._json_path)
+            except InvalidInput as error:  # mostly the same full disk that ended the job
+                if error.where not in note.text:
+                    print(f"bagualu train: {error}", file=sys.stderr)
         if self.rank == 0:
             self.comm.acknowledge()
         mine = note.rank == self.rank
@@ -106,12 +110,15 @@ class Rank:
 
 
 def write_summary(summary: dict[str, Any], path: str | None) -> None:
-    """--json FILE|-."""
+    """--json FILE|-. Throws InvalidInput if it cannot be written."""
     text = json.dumps(summary)
-    if path == "-":
-        print(text, flush=True)
-    elif path:
-        write_atomic(Path(path), (text + "\n").encode())
+    try:
+        if path == "-":
+            print(text, flush=True)
+        elif path:
+            write_atomic(Path(path), (text + "\n").encode())
+    except OSError as error:
+        raise InvalidInput(path, "--json", error.strerror, "a place with room for it") from None
 
 
 def make_trainer(job: Job, comm: Comm) -> Any:

@@ -60,7 +60,7 @@ def parse_spike(text: str) -> Spike:
 
 def _int(low: int, high: int = 2**31 - 1) -> Callable[[str, str], int]:
     def parse(text: str, flag: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text) or not low <= int(text) <= high:
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text) or not low <= int(text) <= high:
             raise InvalidInput(WHERE, flag, repr(text), f"an integer from {low} to {high}")
         return int(text)
     return parse

@@ -11,7 +11,7 @@ _FACTORS = {
 }
 _MAX_BYTES = 2**63 - 1
 _ALLOWED = "a size above 0 such as 96MiB, 1.5GiB, 64MB or 1048576"
-_PATTERN = re.compile(r"(\d+)(?:\.(\d+))?\s*([A-Za-z]*)")
+_PATTERN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?\s*([A-Za-z]*)")
 
 
 def parse_bytes(text: str, where: str, field: str) -> int:

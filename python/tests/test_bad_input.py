@@ -1,7 +1,10 @@
 """Bad input: a clear message, exit code 2, nothing half-written. One table row per case."""
 
+import fcntl
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,8 @@ from helpers import SMALL, environment, run, write_model, write_text
 
 from bagualu import launch
 from bagualu.errors import InvalidInput
+from bagualu.json_file import write_atomic
+from bagualu.run_log import RunLog
 from bagualu.train_args import parse, parse_spike
 from bagualu.units import format_bytes, parse_bytes
 
@@ -49,6 +54,15 @@ FLAG_CASES = [
     (["--resume", "/no/checkpoint"], "/no/checkpoint", "state.json"),
     (["--rdzv-endpoint", "nowhere:port", "--nproc", "2"], "--rdzv-endpoint", "HOST[:PORT]"),
     (["--master-port", "1.5"], "--master-port", "1.5"),
+    (["--seed", "1" * 5000], "--seed", "an integer from"),
+    (["--budget", "1" * 5000], "--budget", "a size above 0"),
+    (["--budget", "\u0661MiB"], "--budget", "a size above 0"),  # a digit, but not of ASCII
+    (["--threads", "4096"], "--threads", "on this machine"),
+    (["--log", "n" * 300], "n" * 300, "too long"),
+    (["--json", "n" * 300], "n" * 300, "too long"),
+    (["--checkpoint", "n" * 300], "n" * 300, "too long"),
+    (["--resume", "n" * 300], "n" * 300, "too long"),
+    (["--data", "n" * 300], "n" * 300, "too long"),
 ]
 
 
@@ -87,7 +101,7 @@ def test_bad_model(tmp_path, capfd, changes, field):
 
 @pytest.mark.parametrize("text, named", [
     ("", "line 1"), ("{", "line 1, column"), ('{"layers": 2', "line 1"), ("[1]", "an object"),
-    ("\xff\xfe", "UTF-8"), ("[" * 100000, "nesting")])
+    ("\xff\xfe", "UTF-8"), ("[" * 100000, "nesting"), ('{"layers": ' + "1" * 5000 + "}", "digits")])
 def test_corrupt_model_file(tmp_path, capfd, text, named):
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
@@ -103,6 +117,98 @@ def test_data_too_short(tmp_path, capfd, size):
     argv = ["train", "--model", str(write_model(tmp_path)), "--data", str(text)] + SMALL
     assert launch.main(argv) == 2
     assert str(text) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--data", "--model", "--plan", "--profile", "--routing-trace",
+                                  "--log"])
+def test_pipes_do_not_hang(tmp_path, capfd, flag):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    argv = ["train", *SMALL, "--policy", "static", flag, str(pipe)]
+    if flag != "--model":
+        argv += ["--model", str(write_model(tmp_path))]
+    if flag != "--data":
+        argv += ["--data", str(write_text(tmp_path))]
+    assert launch.main(argv) == 2
+    err = capfd.readouterr().err
+    assert str(pipe) in err and "a pipe" in err
+
+
+def test_report_of_a_pipe_does_not_hang(tmp_path, capfd):
+    from bagualu import report
+    os.mkfifo(tmp_path / "pipe")
+    assert report.main([str(tmp_path / "pipe")]) == 2
+    assert "a pipe" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name, text, named", [
+    ("t.csv", "r,0,0,0," + "1 " * 100000, "field larger"),
+    ("t.jsonl", "[" * 100000, "line 1"),
+    ("t.jsonl", '{"step": ' + "1" * 5000 + "}", "line 1")])
+def test_hostile_trace(tmp_path, capfd, name, text, named):
+    path = tmp_path / name
+    path.write_text(text)
+    argv = ["train", "--model", str(write_model(tmp_path)), "--data", str(write_text(tmp_path)),
+            "--routing-trace", str(path), *SMALL]
+    assert launch.main(argv) == 2
+    err = capfd.readouterr().err
+    assert str(path) in err and named in err
+
+
+@pytest.mark.parametrize("flag, text", [("--log", "log"), ("--checkpoint", "ck")])
+def test_one_run_at_a_time(tmp_path, capfd, flag, text):
+    place = tmp_path / text
+    place.write_text("old\n") if flag == "--log" else place.mkdir()
+    held = os.open(place, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    argv = ["train", "--model", str(write_model(tmp_path)), "--data", str(write_text(tmp_path)),
+            flag, str(place), *SMALL]
+    assert launch.main(argv) == 2
+    os.close(held)
+    err = capfd.readouterr().err
+    assert str(place) in err and "in use by another run" in err
+    assert place.is_dir() or place.read_text() == "old\n"
+
+
+def test_devices_are_written_and_not_replaced(tmp_path):
+    # through links of our own: a mistake here must not replace a device of the machine
+    for name in ("null", "full"):
+        (tmp_path / name).symlink_to(f"/dev/{name}")
+    write_atomic(tmp_path / "null", b"x")
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(tmp_path / "full", b"x")
+    assert all((tmp_path / name).is_char_device() for name in ("null", "full"))
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("a")
+    write_atomic(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("flag", ["--log", "--json"])
+def test_disk_full_in_a_run(tmp_path, flag):
+    (tmp_path / "full").symlink_to("/dev/full")
+    done = run("train", "--model", write_model(tmp_path), "--data", write_text(tmp_path), *SMALL,
+               "--steps", "1", flag, tmp_path / "full")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"full: {flag.strip('-')}" in done.stderr.replace("--json", "json")
+    assert "No space" in done.stderr
+
+
+def test_log_on_a_full_disk_keeps_whole_records(tmp_path):
+    path = tmp_path / "log"
+    log = RunLog(path, {}, 0)
+    before, whole = resource.getrlimit(resource.RLIMIT_FSIZE), path.read_bytes()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(InvalidInput, match="log"):
+            log.write("step", text="x" * 8192)
+        log.write("summary")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    log.close()
+    assert path.read_bytes() == whole
 
 
 def test_unknown_model_lists_names(capfd):

@@ -36,6 +36,8 @@ def test_killed_at_any_moment(train, tmp_path, monkeypatch):
             return function(*args, **kwargs)
         return call
 
+    # the lock of a process that was really killed ends with it
+    monkeypatch.setattr("bagualu.checkpoint.lock", lambda *_: None)
     for name in ("fsync", "rename", "replace"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
     steps_seen = []
@@ -65,7 +67,7 @@ def test_disk_full(train, tmp_path, monkeypatch, capfd, place):
                         "mkdir": ("bagualu.checkpoint.Path.mkdir", full),
                         "rename": ("bagualu.checkpoint.os.rename", full)}[place])
         if place == "mkdir":  # preflight's own probe comes first
-            patch.setattr("bagualu.preflight._check_folder", lambda folder: None)
+            patch.setattr("bagualu.preflight.check_folder", lambda folder: None)
         assert train("--steps", 2) == 2
     err = capfd.readouterr().err
     assert "No space left on device" in err and str(tmp_path / "ck") in err
