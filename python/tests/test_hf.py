@@ -142,6 +142,7 @@ def test_damaged_file_is_named(tmp_path, kind):
     {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]},
     {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
     {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+    {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]},
     {"dtype": "F32", "shape": [2]}, "text"])
 def test_header_that_lies(tmp_path, entry):
     text = json.dumps({"a": entry}).encode()

@@ -4,13 +4,19 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
 from helpers import SMALL, environment, of_type, read_log, run, start, write_model, write_text
+
+from bagualu import distributed
+from bagualu.distributed import DIED
+from bagualu.launch import _outcome
 
 
 @pytest.fixture
@@ -167,3 +173,30 @@ def test_under_plain_torchrun(flags, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text())["steps_completed"] == 2
 
+
+
+def test_a_rank_that_stands_still_counts_as_dead(monkeypatch):
+    process = subprocess.Popen(["sleep", "60"])
+    peer = distributed._Peer(socket.gethostname(), process.pid,
+                             distributed._process(process.pid)[1])
+    try:
+        assert peer.alive(None, 1)
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: distributed._process(process.pid)[0] == "T")
+        assert peer.alive(None, 1)  # for a while
+        monkeypatch.setattr(distributed, "_STOPPED_S", 0.0)
+        assert not peer.alive(None, 1) and "stands still" in peer.how
+    finally:
+        process.kill()
+        process.wait()
+    assert not peer.alive(None, 1)
+
+
+def test_who_stood_still_was_not_merely_killed(tmp_path):
+    # torchrun kills a stopped rank in the end; the others know why
+    status = {"rank": 0, "exit_code": 1, "text": "rank 1 stands still", "cause": 1}
+    (tmp_path / "rank-0.json").write_text(json.dumps(status))
+    failure = types.SimpleNamespace(exitcode=-9, signal_name=lambda: "SIGKILL")
+    assert _outcome(tmp_path, {1: failure}) == (1, "rank 1 stands still")
+    (tmp_path / "rank-0.json").write_text(json.dumps(status | {"text": f"rank 1 {DIED}"}))
+    assert _outcome(tmp_path, {1: failure}) == (1, "rank 1 was killed by SIGKILL")
