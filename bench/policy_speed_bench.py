@@ -25,7 +25,7 @@ from paired import alternate, ratio, ratio_interval
 from bagualu.model_spec import model_from_dict
 from bagualu.runtime_module import lone_trainer
 
-BATCH, SEQ, MICROBATCHES = 2, 256, 2
+BATCH, SEQ, MICROBATCHES = 1, 512, 1
 MODEL = {"version": 1, "name": "bench", "layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4,
          "head_dim": 32, "vocab": 256, "experts": 8, "top_k": 2, "expert_ffn": 512}
 HEADROOM = 1.02  # of the budget over save-all's calm peak
