@@ -185,12 +185,12 @@ TEST(Adaptive, MissesTheExhaustiveOptimumRarelyAndByLittle) {
   for (const double hidden : {0.8}) {
     for (const int64_t ep : {4, 1}) {
       const SmallModel setup({.layers = 1, .ep_size = ep, .copy_hidden_fraction = hidden});
-      for (const int gate : {-1, 0}) {
+      for (const int gate : {0}) {  // every gate more costs ten seconds
         for (const double factor : {1.0, 2.6}) {
           const AtGate at(setup, setup.even(factor), gate);
           const int64_t calm = at.rest_peak(setup, at.plan);
           const int64_t least = at.rest_peak(setup, survival_plan(setup.graph));
-          for (int step = 2; step <= 8; step += 2) {
+          for (int step = 4; step <= 8; step += 2) {
             const ProvisionContext context = setup.with_budget(calm - (calm - least) * step / 8);
             const auto policy = make_policy("adaptive", context, {});
             const Decision decision = policy->decide(at.input);
