@@ -9,6 +9,8 @@ namespace {
 constexpr int kMaxExchangeRounds = 8;
 constexpr size_t kMaxInsertions = 32;
 constexpr size_t kMaxRepairs = 12;
+// Bounds the time of the last improvements by work, not by a clock: same problem, same choice.
+constexpr int64_t kMaxChanges = 3000;
 
 }  // namespace
 
@@ -31,6 +33,7 @@ void CoverSearch::load(const CoverProblem& problem, const CoverChoice& choice) {
 void CoverSearch::set(int group, int option) {
   const int old = choice_[group];
   if (old == option) return;
+  --changes_left_;
   for (int o : {old, option}) {
     if (o < 0) continue;
     const int64_t sign = o == old ? 1 : -1;
@@ -77,8 +80,8 @@ int64_t CoverSearch::option_cost(int option) const {
   return option < 0 ? 0 : problem_->options[option].cost_ns;
 }
 
-// Every option not yet in taken_ is taken at most once: two options of a group that are each better at one point
-// would otherwise replace each other for ever.
+// Every option not yet in taken_ is taken at most once: two options of a group that are each better
+// at one point would otherwise replace each other for ever.
 bool CoverSearch::cover_greedily(bool cap_at_need) {
   for (int point = worst_point(); point >= 0; point = worst_point()) {
     int best = -1;
@@ -199,6 +202,7 @@ bool CoverSearch::insert_and_drop() {
   const CoverChoice before = choice_;
   const int64_t cost = cover_cost(*problem_, before);
   for (const auto& [price, o] : tries) {
+    if (changes_left_ <= 0) break;
     set(problem_->options[o].group, o);
     if (covered()) take_back();
     if (covered() && cover_cost(*problem_, choice_) < cost) return true;
@@ -218,6 +222,7 @@ bool CoverSearch::repair() {
   std::sort(groups.begin(), groups.end());
   if (groups.size() > kMaxRepairs) groups.resize(kMaxRepairs);
   for (const auto& [negative_cost, group] : groups) {
+    if (changes_left_ <= 0) break;
     taken_.assign(problem_->options.size(), 0);
     taken_[before[group]] = 1;
     set(group, -1);
@@ -230,33 +235,39 @@ bool CoverSearch::repair() {
   return false;
 }
 
-bool CoverSearch::attempt(bool cap_at_need) {
-  taken_.assign(problem_->options.size(), 0);
-  if (!cover_greedily(cap_at_need)) return false;
+void CoverSearch::settle() {
   for (int round = 0; round < kMaxExchangeRounds; ++round) {
     const bool taken = take_back();
     const bool exchanged = exchange();
-    if (!taken && !exchanged && !insert_and_drop() && !repair()) break;
+    if (!taken && !exchanged) return;
   }
-  return true;
 }
 
 bool CoverSearch::improve(const CoverProblem& problem, CoverChoice& choice) {
-  const CoverChoice start = choice;
   bool found = false;
   int64_t best_cost = std::numeric_limits<int64_t>::max();
   for (const bool cap_at_need : {true, false}) {
-    load(problem, start);
-    if (attempt(cap_at_need)) {
-      const int64_t cost = cover_cost(problem, choice_);
-      if (!found || cost < best_cost) choice = choice_;
-      best_cost = std::min(best_cost, cost);
-      found = true;
-    } else if (!found) {
-      choice = choice_;
-    }
+    load(problem, {});
+    taken_.assign(problem.options.size(), 0);
+    const bool covered = cover_greedily(cap_at_need);
+    if (covered) settle();
+    const int64_t cost = cover_cost(problem, choice_);
+    if ((covered && cost < best_cost) || (!found && !covered)) choice = choice_;
+    if (covered) best_cost = std::min(best_cost, cost);
+    found = found || covered;
   }
-  return found;
+  if (!found) return false;
+  load(problem, choice);
+  changes_left_ = kMaxChanges;
+  while (changes_left_ > 0 && (insert_and_drop() || repair())) settle();
+  choice = choice_;
+  return true;
+}
+
+int64_t CoverSearch::least_cost_ns(const CoverProblem& problem) {
+  load(problem, {});
+  order_groups();
+  return bound_ns(0);
 }
 
 // Groups that pay best at the hardest point come first: good solutions early, and the fractional
@@ -273,8 +284,8 @@ void CoverSearch::order_groups() {
       const int64_t bytes = hardest_point_ < 0 ? 0 : bytes_at(o, hardest_point_);
       if (bytes <= 0) continue;
       most[group] = std::max(most[group], bytes);
-      price[group] = std::min(
-          price[group], static_cast<double>(option_cost(o)) / static_cast<double>(bytes));
+      price[group] =
+          std::min(price[group], static_cast<double>(option_cost(o)) / static_cast<double>(bytes));
     }
   }
   std::stable_sort(sequence_.begin(), sequence_.end(),

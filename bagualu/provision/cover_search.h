@@ -46,8 +46,12 @@ class CoverSearch {
   /// Greedy by cost per byte at the worst point (once counting bytes up to what is still missing,
   /// once all of them), then taking back what is not needed (most expensive first), exchanging one
   /// option for a cheaper one, and taking one that makes several superfluous.
-  /// Returns: false if the need cannot be covered; `choice` is then the best attempt.
+  /// Returns: false if the need was not covered; `choice` is then the last attempt.
   bool improve(const CoverProblem& problem, CoverChoice& choice);
+
+  /// Least cost of covering the worst point if options could be taken in part: no choice is
+  /// cheaper.
+  int64_t least_cost_ns(const CoverProblem& problem);
 
   /// Exact depth-first branch and bound below `cost_ns`, the cost of a known solution.
   /// A leaf counts only if `accept(choice)` says yes. `max_nodes` bounds the work.
@@ -67,7 +71,7 @@ class CoverSearch {
   int64_t bytes_at(int option, int point) const;
   int64_t option_cost(int option) const;
   int tightest_point() const;
-  bool attempt(bool cap_at_need);
+  void settle();
   bool cover_greedily(bool cap_at_need);
   bool take_back();
   bool exchange();
@@ -83,9 +87,10 @@ class CoverSearch {
   const CoverProblem* problem_ = nullptr;
   std::vector<int64_t> missing_;  ///< need left by point
   int64_t host_left_ = 0;
+  int64_t changes_left_ = 0;
   CoverChoice choice_;
   std::vector<int> order_;
-  std::vector<uint8_t> taken_;                ///< by option
+  std::vector<uint8_t> taken_;                 ///< by option
   std::vector<std::pair<double, int>> tries_;  ///< price, option
 
   // close()

@@ -11,11 +11,11 @@
 namespace bagualu {
 namespace {
 
-constexpr int kMaxRounds = 8;
+constexpr int kMaxRounds = 5;
 constexpr int kMaxTakeBacks = 48;
-constexpr int64_t kExactNodes = 20'000;
+constexpr int64_t kExactNodes = 100'000;
 constexpr int64_t kClosingNodes = 300;
-constexpr int kMaxReplays = 200;
+constexpr int kMaxReplays = 4'000;
 
 struct Flags {
   bool eager_drain;
@@ -58,15 +58,15 @@ void PlanSearch::collect_options(const GateInput& input, const Plan& base,
       candidate.unit = u;
       candidate.residency = residency;
       candidate.first_segment = static_cast<int>(segments_.size());
-      lifetimes_.append_segments(u, residency, *input.state, table, base.eager_drain,
-                                 base.prefetch, segments_);
+      lifetimes_.append_segments(u, residency, *input.state, table, base.eager_drain, base.prefetch,
+                                 segments_);
       candidate.end_segment = static_cast<int>(segments_.size());
       if (candidate.first_segment == candidate.end_segment) continue;
       if (residencies()[r].retire == Retire::kOffload) {
         for (int s : graph_.units[u].storages) candidate.host_bytes += table.storage_bytes[s];
       }
-      candidate.cost_ns = unit_cost_ns(context_, predictor_.loads(), u, residency, drains_now,
-                                       base.prefetch);
+      candidate.cost_ns =
+          unit_cost_ns(context_, predictor_.loads(), u, residency, drains_now, base.prefetch);
       candidates_.push_back(candidate);
     }
   }
@@ -76,7 +76,8 @@ void PlanSearch::collect_options(const GateInput& input, const Plan& base,
 void PlanSearch::build_problem(int first_point) {
   const int points = static_cast<int>(high_.size());
   is_break_.assign(high_.size() + 1, 0);
-  for (const CoverSegment& segment : segments_) is_break_[segment.begin] = is_break_[segment.end] = 1;
+  for (const CoverSegment& segment : segments_)
+    is_break_[segment.begin] = is_break_[segment.end] = 1;
   constraints_before_.assign(high_.size() + 1, 0);
   problem_.need_bytes.clear();
   int64_t need = 0;
@@ -175,7 +176,7 @@ void PlanSearch::close(const GateInput& input, const Plan& base, const CoverProb
 }
 
 SearchResult PlanSearch::try_flags(const GateInput& input, const Plan& base,
-                                   const SearchScope& scope) {
+                                   const SearchScope& scope, int64_t known_cost_ns) {
   SearchResult result;
   collect_options(input, base, scope);
   predictor_.profile(input, base, high_);
@@ -187,6 +188,8 @@ SearchResult PlanSearch::try_flags(const GateInput& input, const Plan& base,
     if (round == 0) {
       first_problem_ = problem_;
       first_option_candidate_ = option_candidate_;
+      const int64_t past = plan_cost_ns(context_, predictor_.loads(), *input.state, base);
+      if (past + search_.least_cost_ns(problem_) >= known_cost_ns) return result;
     }
     CoverChoice choice;
     if (!search_.improve(problem_, choice)) break;
@@ -235,7 +238,8 @@ SearchResult PlanSearch::cheapest(const GateInput& input, const Plan& base,
     Plan start = base;
     start.eager_drain = flags.eager_drain;
     start.prefetch = flags.prefetch;
-    SearchResult result = try_flags(input, start, scope);
+    const int64_t known = best.found ? best.cost_ns : std::numeric_limits<int64_t>::max();
+    SearchResult result = try_flags(input, start, scope, known);
     if (result.found && (!best.found || result.cost_ns < best.cost_ns)) best = std::move(result);
   }
   return best;

@@ -44,7 +44,8 @@ class PlanSearch {
   SearchResult last_resort(const GateInput& input, const Plan& base);
 
  private:
-  SearchResult try_flags(const GateInput& input, const Plan& base, const SearchScope& scope);
+  SearchResult try_flags(const GateInput& input, const Plan& base, const SearchScope& scope,
+                         int64_t known_cost_ns);
   void collect_options(const GateInput& input, const Plan& base, const SearchScope& scope);
   bool allowed(int unit, ResidencyId residency, const SearchScope& scope) const;
   void build_problem(int first_point);
@@ -71,15 +72,15 @@ class PlanSearch {
   CoverSearch search_;
   Plan survival_;
 
-  std::vector<Candidate> candidates_;        ///< unit by unit
-  std::vector<CoverSegment> segments_;       ///< of candidates_, in points
-  std::vector<int64_t> high_;                ///< by point: base profile, raised by what replays showed
-  std::vector<int64_t> exact_;               ///< by point: last replay
-  std::vector<uint8_t> is_break_;            ///< by point
-  std::vector<int> constraints_before_;      ///< by point
+  std::vector<Candidate> candidates_;    ///< unit by unit
+  std::vector<CoverSegment> segments_;   ///< of candidates_, in points
+  std::vector<int64_t> high_;            ///< by point: base profile, raised by what replays showed
+  std::vector<int64_t> exact_;           ///< by point: last replay
+  std::vector<uint8_t> is_break_;        ///< by point
+  std::vector<int> constraints_before_;  ///< by point
   CoverProblem problem_;
   CoverProblem first_problem_;
-  std::vector<int> option_candidate_;        ///< by option of problem_
+  std::vector<int> option_candidate_;  ///< by option of problem_
   std::vector<int> first_option_candidate_;
 };
 

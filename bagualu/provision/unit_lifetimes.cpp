@@ -21,7 +21,7 @@ UnitLifetimes::UnitLifetimes(const Graph& graph)
     }
     lazy_drain_point_[i] = at;
   }
-  int entry_of_layer_above = ops_;
+  int entry_of_layer_above = 2 * ops_;  // nothing is above the head: no prefetch there
   int entry = ops_;
   for (int i = ops_ - 1; i >= 0; --i) {
     const int point = 2 * ops_ - 1 - i;
