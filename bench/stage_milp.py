@@ -1,0 +1,294 @@
+"""The stage problem as a tensor-level MILP for HiGHS, and the check of the product against it.
+
+Usage: stage_milp.py CASES.jsonl [--limit SECONDS]
+  checks every case and prints one JSON line with the distributions; exit 1 if a check fails.
+
+The model: a binary per unit and residency, a binary per op that runs again; an op that runs again
+makes the producers of the unsaved storages that it reads run again; max(0, .) is a continuous
+column. HiGHS works within tolerances, so no answer of it is believed: every choice is evaluated in
+integers (stage_case.py), and one that is over a budget by a byte is cut off and the model solved
+again.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from milp_model import Milp
+from stage_case import (Value, allowed, evaluate, over_budget, parents, producer, read_cases,
+                        unit_bytes)
+
+NS = 1e-3  # objective in us: numbers near 1 suit HiGHS's tolerances
+GAP_NS = 0.5  # optimal up to this
+ALLOWED_FRACTION, ALLOWED_NS = 0.01, 50_000  # of the product's cost over the optimum
+
+
+class Optimum(NamedTuple):
+    value: Value | None  # None: no choice fits, or none was found in time
+    residency: list[list[str]] | None
+    bound_ns: float  # no choice that fits costs less; inf: no choice fits
+    proven: bool
+
+
+class StageModel:
+    """Columns of one case. A weight row is scaled by its largest entry: see _weights()."""
+
+    def __init__(self, case: dict, minimise_device: bool = False):
+        self.case = case
+        self.milp = Milp()
+        self.by_device = minimise_device
+        self.choice: list[list[dict[str, int]]] = []
+        self.device: dict[int, int] = {}  # column -> bytes
+        self.host: dict[int, int] = {}
+        for microbatch in case["microbatches"]:
+            self._add_microbatch(microbatch)
+        if minimise_device:
+            self._minimise_device()
+        else:
+            self._limit(self.device, case["budget_bytes"])
+        if case["host_budget_bytes"] is not None:
+            self._limit(self.host, case["host_budget_bytes"])
+
+    def _add_microbatch(self, microbatch: dict) -> None:
+        case, milp = self.case, self.milp
+        again = [milp.binary() for _ in case["ops"]]
+        compute = {op: ns * NS for op, ns in zip(again, microbatch["op_ns"])}
+        for op, column in enumerate(again):
+            for parent in parents(case, op):
+                milp.row({again[parent]: 1.0, column: -1.0}, lower=0.0)
+        out: dict[int, int] = {}
+        chosen = []
+        for unit, spec in enumerate(case["units"]):
+            columns = {name: milp.binary() for name in allowed(case, spec)}
+            milp.row({column: 1.0 for column in columns.values()}, 1.0, 1.0)
+            self.device[columns["save"]] = unit_bytes(case, microbatch, unit)
+            if "offload" in columns:
+                out[columns["offload"]] = unit_bytes(case, microbatch, unit)
+            if "quantise" in columns:
+                self.device[columns["quantise"]] = unit_bytes(case, microbatch, unit, True)
+                compute[columns["quantise"]] = microbatch["encode_ns"][unit] * NS
+            if "recompute" in columns and spec["rebuild"] == "pieces":
+                compute[columns["recompute"]] = microbatch["pieces_ns"][unit] * NS
+            elif "recompute" in columns:
+                milp.row({again[producer(case, unit)]: 1.0, columns["recompute"]: -1.0}, lower=0.0)
+            chosen.append(columns)
+        self.choice.append(chosen)
+        self.host.update(out)
+        if not self.by_device:
+            self._add_costs(microbatch, compute, out)
+
+    def _add_costs(self, microbatch: dict, compute: dict[int, float], out: dict[int, int]) -> None:
+        exposed = self.milp.column(cost=1.0)
+        self.milp.row({exposed: 1.0, **{c: -us for c, us in compute.items()}},
+                      lower=-microbatch["bubble_ns"] * NS)
+        weights, unit = _weights(out)
+        overflow = self.milp.column(cost=self.case["link_ns_per_byte"] * unit * NS)
+        self.milp.row({overflow: 1.0, **{c: -w for c, w in weights.items()}},
+                      lower=-microbatch["free_link_bytes"] / unit)
+
+    def _limit(self, load: dict[int, int], limit: int) -> None:
+        weights, unit = _weights(load)
+        self.milp.row(weights, upper=limit / unit)
+
+    def _minimise_device(self) -> None:
+        weights, _ = _weights(self.device)
+        for column, weight in weights.items():
+            self.milp.cost[column] = weight
+
+    def residency(self, values: list[float]) -> list[list[str]]:
+        return [[max(columns, key=lambda name: values[columns[name]]) for columns in chosen]
+                for chosen in self.choice]
+
+    def cut_off(self, residency: list[list[str]], budget: str) -> None:
+        """Forbids a set of choices that is over a budget by itself: exact, unlike a margin."""
+        load, limit = ((self.device, self.case["budget_bytes"]) if budget == "device"
+                       else (self.host, self.case["host_budget_bytes"]))
+        taken = [columns[name] for chosen, names in zip(self.choice, residency)
+                 for columns, name in zip(chosen, names) if columns[name] in load]
+        cover, total = {}, 0
+        for column in sorted(taken, key=lambda c: -load[c]):
+            if total <= limit:
+                cover[column] = 1.0
+                total += load[column]
+        self.milp.row(cover, upper=len(cover) - 1.0)
+
+
+def _weights(load: dict[int, int]) -> tuple[dict[int, float], int]:
+    """load in units of a power of two bytes (so that doubles stay exact), at most 2^16 each.
+
+    Then HiGHS's absolute tolerance of 1e-6 is less than a byte up to 64 GiB in one column.
+    """
+    unit = 1 << max(0, max(load.values(), default=1).bit_length() - 16)
+    return {column: size / unit for column, size in load.items() if size}, unit
+
+
+def solve(case: dict, time_limit_s: float = 60.0) -> Optimum:
+    model = StageModel(case)
+    end = time.monotonic() + time_limit_s
+    while True:
+        answer = model.milp.solve(max(0.01, end - time.monotonic()), GAP_NS * NS)
+        bound_ns = answer.bound / NS
+        if answer.values is None:
+            return Optimum(None, None, bound_ns, answer.status == "infeasible")
+        residency = model.residency(answer.values)
+        value = evaluate(case, residency)
+        over = over_budget(case, value)
+        if not over:
+            break
+        for budget in over:
+            model.cut_off(residency, budget)
+    gap = float(value.cost_ns) - bound_ns
+    return Optimum(value, residency, bound_ns, gap <= 2 * GAP_NS + 1e-7 * float(value.cost_ns))
+
+
+def solve_milp(case: dict, time_limit_s: float = 60.0
+               ) -> tuple[Fraction | None, list[list[str]] | None, bool]:
+    """Returns: cost of the cheapest choice that fits, the choice, and whether HiGHS proved it.
+
+    (None, None, True): no choice fits.
+    """
+    found = solve(case, time_limit_s)
+    return found.value.cost_ns if found.value else None, found.residency, found.proven
+
+
+def least_device_bytes(case: dict, time_limit_s: float = 60.0) -> int | None:
+    """Device bytes that no choice goes below (the host budget still holds); None: none fits."""
+    model = StageModel({**case, "budget_bytes": 0}, minimise_device=True)
+    while True:
+        answer = model.milp.solve(time_limit_s, 1e-9)
+        if answer.values is None:
+            return None
+        residency = model.residency(answer.values)
+        value = evaluate(case, residency)
+        if "host" not in over_budget(case, value):
+            return value.device_bytes
+        model.cut_off(residency, "host")
+
+
+@dataclass
+class Check:
+    """What check() saw in one case. Costs in ns."""
+    case: int
+    problems: list[str] = field(default_factory=list)
+    feasible: bool = True
+    cost_ns: float = 0.0
+    optimum_ns: float = 0.0
+    bound_ns: float = 0.0
+    proven: bool = True
+    product_ns: int = 0
+    milp_ns: int = 0
+
+    @property
+    def excess_ns(self) -> float:
+        return self.cost_ns - self.optimum_ns
+
+    @property
+    def excess_fraction(self) -> float:
+        return self.excess_ns / self.optimum_ns if self.optimum_ns > 0 else 0.0
+
+
+def check(case: dict, time_limit_s: float = 60.0) -> Check:
+    """Holds the product's answer against integers and against HiGHS."""
+    seen = Check(case["case"])
+    begin = time.perf_counter_ns()
+    best = solve(case, time_limit_s)
+    seen.milp_ns = time.perf_counter_ns() - begin
+    result = case["result"]
+    seen.product_ns = result["solve_ns"]
+    seen.feasible = result["feasible"]
+    if not result["feasible"]:
+        _check_refusal(case, best, seen)
+        return seen
+    try:
+        value = evaluate(case, result["residency"])
+    except ValueError as error:
+        seen.problems.append(str(error))
+        return seen
+    for budget, more in over_budget(case, value).items():
+        seen.problems.append(f"{more} bytes over the {budget} budget")
+    if value.device_bytes != result["device_bytes"]:
+        seen.problems.append(f"says {result['device_bytes']} device bytes: {value.device_bytes}")
+    # The link's part of each micro-batch may be rounded to a whole ns.
+    if abs(value.cost_ns - Fraction(result["cost_ns"])) > len(case["microbatches"]):
+        seen.problems.append(f"says {result['cost_ns']} ns: {float(value.cost_ns)}")
+    _compare(value, result, best, seen)
+    return seen
+
+
+def _check_refusal(case: dict, best: Optimum, seen: Check) -> None:
+    if best.value is not None:
+        seen.problems.append("refused, and a choice fits")
+        return
+    least = least_device_bytes(case)
+    if least is None:
+        return
+    missing = least - case["budget_bytes"]
+    if missing != case["result"]["missing_bytes"]:
+        seen.problems.append(f"says {case['result']['missing_bytes']} bytes missing: {missing}")
+
+
+def _compare(value: Value, result: dict, best: Optimum, seen: Check) -> None:
+    """Cost and bound. A choice evaluated in integers that fits is above the optimum for certain."""
+    known = [value.cost_ns] + ([best.value.cost_ns] if best.value is not None else [])
+    seen.cost_ns, seen.bound_ns, seen.proven = float(value.cost_ns), result["bound_ns"], best.proven
+    seen.optimum_ns = float(best.value.cost_ns) if best.value is not None else best.bound_ns
+    if math.isinf(best.bound_ns):
+        seen.problems.append("HiGHS calls a case infeasible that the product solved")
+        return
+    if best.proven and seen.cost_ns < seen.optimum_ns - 1:
+        seen.problems.append(f"below HiGHS's proven optimum {seen.optimum_ns} ns")
+    if seen.cost_ns > best.bound_ns + max(ALLOWED_FRACTION * best.bound_ns, ALLOWED_NS) + 1:
+        text = "optimum" if best.proven else "HiGHS's bound at its time limit,"
+        seen.problems.append(f"{seen.cost_ns} ns is too far above the {text} {best.bound_ns} ns")
+    if result["bound_ns"] > min(known) + 1:
+        seen.problems.append(f"bound {result['bound_ns']} ns above {float(min(known))} ns")
+
+
+def distribution(values: list[float], digits: int) -> dict[str, float]:
+    array = np.array(values)
+    return {name: round(float(np.quantile(array, q)), digits)
+            for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))}
+
+
+def summary(checks: list[Check]) -> dict:
+    solved = [seen for seen in checks if seen.feasible]
+    figures = {"figure": "decide_vs_milp", "kind": "measured", "cases": len(checks),
+               "infeasible": len(checks) - len(solved),
+               "failed": sum(bool(seen.problems) for seen in checks),
+               "not_proven_by_milp": sum(not seen.proven for seen in checks)}
+    if solved:
+        figures |= {
+            "optimal": sum(abs(seen.excess_ns) <= 1 for seen in solved),
+            "cost_zero": sum(seen.cost_ns == 0 for seen in solved),
+            "excess_fraction": distribution([s.excess_fraction for s in solved], 6),
+            "excess_us": distribution([s.excess_ns / 1e3 for s in solved], 3),
+            "certified_gap_us": distribution([(s.cost_ns - s.bound_ns) / 1e3 for s in solved], 3),
+            "product_us": distribution([s.product_ns / 1e3 for s in solved], 1),
+            "milp_us": distribution([s.milp_ns / 1e3 for s in solved], 1)}
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for HiGHS per case")
+    args = parser.parse_args()
+    checks = []
+    for case in read_cases(args.cases):
+        checks.append(check(case, args.limit))
+        for problem in checks[-1].problems:
+            print(f"case {case['case']}: {problem}", file=sys.stderr, flush=True)
+    print(json.dumps(summary(checks)))
+    return int(any(seen.problems for seen in checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
