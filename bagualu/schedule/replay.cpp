@@ -21,7 +21,8 @@ int64_t encoded_size(int64_t bytes, int64_t lossy_element_bytes) {
 void fill_storage(const Graph& graph, size_t s, const LayerLoad& load, MemoryTable& table) {
   table.storage_bytes[s] = graph.storages[s].bytes.eval(graph.tokens, load);
   table.piece_bytes[s] = graph.storages[s].piece_bytes.eval(graph.tokens, load);
-  table.encoded_bytes[s] = encoded_size(table.storage_bytes[s], graph.storages[s].lossy_element_bytes);
+  table.encoded_bytes[s] =
+      encoded_size(table.storage_bytes[s], graph.storages[s].lossy_element_bytes);
 }
 
 void fill_op(const Graph& graph, size_t i, const LayerLoad& load, MemoryTable& table) {
@@ -41,7 +42,7 @@ class Walker {
       case ActionKind::kForward:
         return run(create(graph_.ops[id].creates), forward_workspace(id));
       case ActionKind::kRecompute:
-        return run(create(graph_.ops[id].creates), table_.fwd_workspace[id]);
+        return run_again(graph_.ops[id], table_.fwd_workspace[id]);
       case ActionKind::kBackward:
         return run(create(graph_.ops[id].bwd_creates), backward_workspace(id));
       case ActionKind::kFree:
@@ -74,6 +75,17 @@ class Walker {
   int64_t run(int64_t created, int64_t workspace) {
     replay_.live_bytes += created;
     return replay_.live_bytes + workspace;
+  }
+
+  // Outputs that are still held somewhere are written once more and thrown away.
+  int64_t run_again(const OpSpec& op, int64_t workspace) {
+    int64_t made = 0, thrown_away = 0;
+    for (int s : op.creates) {
+      const int unit = graph_.storages[s].unit;
+      const bool dropped = unit < 0 || residencies()[plan_.residency[unit]].retire == Retire::kDrop;
+      (dropped ? made : thrown_away) += table_.storage_bytes[s];
+    }
+    return run(made, workspace + thrown_away);
   }
 
   int64_t exchange(int64_t made, int64_t returned) {

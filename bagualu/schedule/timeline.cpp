@@ -59,6 +59,7 @@ class Appender {
       }
       if (!op.has_backward) continue;
       for (int s : op.bwd_saved) ensure_live(s);
+      free_intermediates();
       add(ActionKind::kBackward, i);
       for (int s : op.bwd_creates) state_.storage[s] = StorageFate::kLive;
       for (const auto* list : {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates}) {
@@ -72,7 +73,7 @@ class Appender {
 
   StorageFate created_state(int s) const {
     return is_streamed(s) && retire_of(graph_, plan_, s) == Retire::kDrop ? StorageFate::kDropped
-                                                                         : StorageFate::kLive;
+                                                                          : StorageFate::kLive;
   }
 
   bool is_streamed(int s) const {
@@ -192,12 +193,57 @@ class Appender {
     state_.storage[s] = StorageFate::kLive;
   }
 
+  // An input that was not kept for backward is rebuilt first. Everything else that was dropped and
+  // reads a rebuilt intermediate is rebuilt in the same go, so that no operator of a closure runs
+  // twice.
   void recompute(int op) {
-    for (int s : graph_.ops[op].reads) ensure_live(s);
+    for (int s : graph_.ops[op].reads) {
+      if (state_.storage[s] == StorageFate::kGone && graph_.storages[s].unit < 0) {
+        recompute(graph_.storages[s].producer);
+      } else if (!is_rebuilt_intermediate(s)) {
+        ensure_live(s);
+      }
+    }
+    run_again(op);
+    if (!intermediates_.empty()) recompute_siblings(op);
+  }
+
+  void run_again(int op) {
     add(ActionKind::kRecompute, op);
     for (int s : graph_.ops[op].creates) {
-      if (state_.storage[s] == StorageFate::kDropped) state_.storage[s] = StorageFate::kLive;
+      const bool intermediate = graph_.storages[s].unit < 0;
+      if (state_.storage[s] == StorageFate::kDropped) {
+        state_.storage[s] = StorageFate::kLive;
+      } else if (intermediate && state_.storage[s] == StorageFate::kGone) {
+        state_.storage[s] = StorageFate::kLive;
+        intermediates_.push_back(s);
+      }
     }
+  }
+
+  bool is_rebuilt_intermediate(int s) const {
+    return graph_.storages[s].unit < 0 && state_.storage[s] == StorageFate::kLive;
+  }
+
+  void recompute_siblings(int op) {
+    for (int i = 0; i < static_cast<int>(graph_.ops.size()); ++i) {
+      const OpSpec& other = graph_.ops[i];
+      if (i == op || other.layer != graph_.ops[op].layer) continue;
+      const bool shares = std::any_of(other.reads.begin(), other.reads.end(),
+                                      [this](int s) { return is_rebuilt_intermediate(s); });
+      const bool dropped = std::any_of(other.creates.begin(), other.creates.end(), [this](int s) {
+        return state_.storage[s] == StorageFate::kDropped && !is_streamed(s);
+      });
+      if (shares && dropped) recompute(i);
+    }
+  }
+
+  void free_intermediates() {
+    for (int s : intermediates_) {
+      add(ActionKind::kFree, s);
+      state_.storage[s] = StorageFate::kGone;
+    }
+    intermediates_.clear();
   }
 
   void free_after_backward(int s, int op) {
@@ -210,6 +256,7 @@ class Appender {
   const Plan& plan_;
   MicrobatchState& state_;
   Timeline& timeline_;
+  std::vector<int> intermediates_;  // rebuilt for a closure, freed when it is done
 };
 
 }  // namespace

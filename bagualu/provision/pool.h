@@ -1,0 +1,108 @@
+// The optimizer of provisioning: a multiple-choice knapsack in which saved bytes and bytes
+// offloaded inside the link's free window are one pool. Knows nothing of graphs; stage_plan.h and
+// plan_search.h translate into this.
+//
+//   minimise    sum_m max(0, ns_m - bubble_m) + price * overflow
+//   subject to  sum_m max(0, bytes_m - window_m) - overflow <= budget,
+//               0 <= overflow <= overflow limit, one option per group
+//
+// with bytes_m, ns_m the sums over the chosen options of micro-batch m. The price of memory never
+// exceeds the link's: past the windows a byte costs `price` and no more.
+//
+// Glossary
+//   excess     max(0, bytes_m - window_m): what micro-batch m holds on the device
+//   exposed    max(0, ns_m - bubble_m)
+//   overflow   bytes that go over the link past the windows
+// Invariants
+//   Same problem, same solution: no clock, no random number. Ties go to the lower group.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace bagualu {
+
+struct PoolOption {
+  int64_t bytes = 0;
+  int64_t ns = 0;
+};
+
+struct PoolGroup {
+  int first_option = 0;
+  int end_option = 0;
+  int microbatch = 0;
+};
+
+struct PoolMicrobatch {
+  int64_t window_bytes = 0;  ///< go over the link at no exposed time
+  int64_t bubble_ns = 0;     ///< compute that is hidden
+};
+
+/// All bytes and times at least 0. Groups in order of their micro-batches; every group has an
+/// option.
+struct PoolProblem {
+  std::vector<PoolOption> options;
+  std::vector<PoolGroup> groups;
+  std::vector<PoolMicrobatch> microbatches;
+  int64_t budget_bytes = 0;
+  double link_ns_per_byte = 0;
+  int64_t overflow_limit_bytes = 0;
+
+  void clear();
+};
+
+/// Sums of a choice, kept up to date move by move.
+class PoolTotals {
+ public:
+  void load(const PoolProblem& problem, const std::vector<int>& choice);
+  void set(int group, int option);
+  /// Cost after the group took this option; kInfeasible if the overflow limit is broken.
+  int64_t cost_with(int group, int option) const;
+  int64_t cost_with(int group, int option, int other_group, int other_option) const;
+  int64_t cost() const;
+  int64_t overflow() const;
+  const std::vector<int>& choice() const { return choice_; }
+  const PoolProblem& problem() const { return *problem_; }
+
+  static constexpr int64_t kInfeasible = INT64_MAX / 4;
+
+ private:
+  struct Sums {
+    int64_t bytes = 0;
+    int64_t ns = 0;
+  };
+  int64_t cost_of(int64_t excess, int64_t exposed) const;
+
+  const PoolProblem* problem_ = nullptr;
+  std::vector<int> choice_;
+  std::vector<Sums> sums_;  // by micro-batch
+  int64_t excess_ = 0;
+  int64_t exposed_ = 0;
+};
+
+/// Price of `overflow` bytes, rounded up; PoolTotals::kInfeasible past the limit.
+int64_t overflow_ns(const PoolProblem& problem, int64_t overflow);
+
+/// When a solution is good enough, and how much work the closing search may take.
+struct PoolTolerance {
+  double relative = 0.01;
+  int64_t absolute_ns = 50'000;
+  int64_t max_states = 2'000;  ///< live at once in the closing search
+  int64_t max_work = 40'000;   ///< states made in all; bounds the time without a clock
+
+  /// The gap that is accepted at this cost.
+  int64_t gap_ns(int64_t cost_ns) const;
+  static PoolTolerance exact();
+};
+
+struct PoolSolution {
+  bool feasible = false;
+  int64_t missing_bytes = 0;  ///< if not feasible
+  std::vector<int> choice;    ///< option index by group
+  int64_t cost_ns = 0;
+  int64_t bound_ns = 0;  ///< certified: no choice costs less
+  int64_t overflow_bytes = 0;
+  bool closed = false;  ///< the closing search was needed and ran to its end
+};
+
+}  // namespace bagualu

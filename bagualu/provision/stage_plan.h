@@ -1,0 +1,89 @@
+// Plans of several micro-batches that share one budget: a pipeline stage at the moment when most of
+// them are in flight. Bytes are those of saved storages at the peak; what runs at the peak (working
+// set of a backward, reload buffers) is the caller's to subtract from the budget.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bagualu/provision/frontier.h"
+#include "bagualu/provision/packing.h"
+#include "bagualu/provision/pool_solver.h"
+#include "bagualu/schedule/timeline.h"
+
+namespace bagualu {
+
+/// Units: free_link_bytes are copied in the time between forward and backward without anyone
+/// waiting; bubble_ns of compute are hidden (schedule/pipeline.h, slack).
+struct StageMicrobatch {
+  const std::vector<LayerLoad>* loads = nullptr;  ///< one per layer
+  int64_t free_link_bytes = 0;
+  int64_t bubble_ns = 0;
+};
+
+struct StageProblem {
+  std::vector<StageMicrobatch> microbatches;
+  int64_t budget_bytes = 0;       ///< of the device, for saved storages
+  int64_t host_budget_bytes = 0;  ///< 0 = no limit
+  double link_ns_per_byte = 0;    ///< past the free bytes; 0 = nothing goes past them
+};
+
+struct StagePlan {
+  bool feasible = false;
+  int64_t missing_bytes = 0;  ///< of the device, if not feasible
+  std::vector<Plan> plans;    ///< by micro-batch
+  int64_t exposed_ns = 0;
+  int64_t bound_ns = 0;  ///< certified: no plan exposes less
+  int64_t device_bytes = 0;
+  std::vector<int64_t> offloaded_bytes;  ///< by micro-batch
+  bool closed = false;                   ///< the closing search ran to its end
+};
+
+/// Not thread-safe; scratch is reused between calls, and values at unchanged loads are kept.
+class StagePlanner {
+ public:
+  StagePlanner(const Graph& graph, const CostTable& cost, bool allow_quantise);
+  StagePlanner(const StagePlanner&) = delete;
+  StagePlanner& operator=(const StagePlanner&) = delete;
+
+  const Frontier& frontier() const { return frontier_; }
+  void set_tolerance(const PoolTolerance& tolerance) { tolerance_ = tolerance; }
+
+  /// Same problem, same plan.
+  void plan(const StageProblem& problem, StagePlan& result);
+
+ private:
+  struct Slot {  // values of one micro-batch
+    std::vector<LayerLoad> loads;
+    std::vector<OptionValue> values;  // by option of the frontier, component by component
+    int64_t pinned_bytes = 0;
+  };
+
+  void load_slot(const StageMicrobatch& microbatch, Slot& slot);
+  void build_pool(const StageProblem& problem, bool cap_windows);
+  void solve_and_pack(const StageProblem& problem, int64_t spare_bytes, StagePlan& result);
+  int64_t unfilled_bytes(const StageProblem& problem, const StagePlan& result) const;
+  bool pack(const StageProblem& problem, StagePlan& result);
+  void price(const StageProblem& problem, StagePlan& result) const;
+
+  const Graph& graph_;
+  Frontier frontier_;
+  PoolTolerance tolerance_;
+  PoolSolver solver_;
+  std::vector<int> first_value_;  // by component
+  int values_ = 0;
+  std::vector<Slot> slots_;
+  int64_t pinned_sum_ = 0;
+  int64_t last_spare_ = 0;
+  PoolProblem pool_;
+  PoolSolution solution_;
+  std::vector<int64_t> windows_;
+  std::vector<PackItem> items_;
+  std::vector<uint8_t> chosen_;
+  StagePlan attempt_;
+};
+
+/// Price of `bytes` past the free ones, rounded up.
+int64_t link_ns(double ns_per_byte, int64_t bytes);
+
+}  // namespace bagualu
