@@ -131,24 +131,24 @@ void Frontier::list_options(FrontierComponent& component) {
   }
 }
 
-// At every load: what `a` keeps, `b` keeps as well, and what `a` runs again, `b` does too. Where
-// nothing depends on the load the numbers themselves are compared.
+// `a` may stand for `b` at every load if it retains no unit that b does not (a link carries whole
+// tensors, so fewer bytes in another tensor are no substitute) and costs no more: the numbers
+// decide where nothing depends on the load, else the closures do.
 bool Frontier::never_worse(const FrontierComponent& component, const FrontierOption& a,
                            const FrontierOption& b) const {
-  if (!component.scales) {
-    const OptionValue x = value(component, a, {}), y = value(component, b, {});
-    return x.bytes() <= y.bytes() && x.fixed_bytes <= y.fixed_bytes && x.compute_ns <= y.compute_ns;
-  }
-  if (!sorted_subset(a.closure, b.closure)) return false;
+  bool drops_for_nothing = sorted_subset(a.closure, b.closure);
   for (size_t i = 0; i < a.choice.size(); ++i) {
     if (a.choice[i] == b.choice[i]) continue;
-    // Dropping instead of keeping costs nothing if the closure runs anyhow; pieces cost their own.
-    const bool drops_more =
-        residencies()[a.choice[i]].retire == Retire::kDrop &&
+    if (a.choice[i] == kSave) return false;
+    // Dropping costs nothing more if the closure runs anyhow; pieces and codes have their own
+    // price.
+    drops_for_nothing =
+        drops_for_nothing && residencies()[a.choice[i]].retire == Retire::kDrop &&
         graph_.units[static_cast<size_t>(component.units[i])].rebuild == Rebuild::kOp;
-    if (!drops_more) return false;
   }
-  return true;
+  if (drops_for_nothing || component.scales) return drops_for_nothing;
+  const OptionValue x = value(component, a, {}), y = value(component, b, {});
+  return x.fixed_bytes <= y.fixed_bytes && x.compute_ns <= y.compute_ns;
 }
 
 int64_t Frontier::unit_bytes(int unit, const LayerLoad& load) const {

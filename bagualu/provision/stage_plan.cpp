@@ -10,6 +10,7 @@ namespace bagualu {
 namespace {
 
 constexpr int kMaxSpares = 3;
+constexpr size_t kMaxSplitUnits = 5;  // of one component that are saved or offloaded one by one
 
 }  // namespace
 
@@ -93,27 +94,157 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   }
   build_pool(problem, /*cap_windows=*/true);
   solve_and_pack(problem, 0, result);
-  const int64_t pool_bound = solution_.bound_ns;
-  // Whole tensors may not fill the windows: is more recompute cheaper than more link?
+  result.bound_ns = solution_.bound_ns;
+  if (problem.host_budget_bytes > 0 && result.bound_ns > 0) {
+    // Cutting the windows was our choice, so the bound has to hold without it.
+    build_pool(problem, /*cap_windows=*/false);
+    relaxation_.solve(pool_);
+    result.bound_ns = std::min(result.bound_ns, relaxation_.bound_ns());
+    build_pool(problem, /*cap_windows=*/true);
+  }
+  if (good_enough(result)) return;
+  fill_windows(problem, result);
+  if (good_enough(result)) return;
+  search_tensors(problem, result);
+}
+
+bool StagePlanner::good_enough(const StagePlan& result) const {
+  return result.feasible &&
+         result.exposed_ns - result.bound_ns <= tolerance_.gap_ns(result.exposed_ns);
+}
+
+// Whole tensors may not fill the windows: is more recompute cheaper than more link?
+void StagePlanner::fill_windows(const StageProblem& problem, StagePlan& result) {
+  attempt_.bound_ns = result.bound_ns;
   for (int attempt = 0; attempt < kMaxSpares && solution_.feasible; ++attempt) {
     const int64_t spare = unfilled_bytes(problem, result);
-    if (spare <= 0) break;
+    if (spare <= 0) return;
     solve_and_pack(problem, spare, attempt_);
-    if (!solution_.feasible) break;
+    if (!solution_.feasible) return;
     const bool better =
         attempt_.feasible && (!result.feasible || attempt_.exposed_ns < result.exposed_ns);
     const bool lost = !attempt_.feasible && !result.feasible;
     if (better || lost) std::swap(result, attempt_);
-    if (!lost) break;
+    if (!lost) return;
   }
-  result.bound_ns = pool_bound;
-  if (problem.host_budget_bytes > 0 && pool_bound > 0) {
-    // Cutting the windows was our choice, so the bound has to hold without it.
-    build_pool(problem, /*cap_windows=*/false);
-    PoolRelaxation relaxation;
-    relaxation.solve(pool_);
-    result.bound_ns = std::min(pool_bound, relaxation.bound_ns());
+}
+
+// Options of a component with whole tensors: each of the frontier's, and each set of retained units
+// that goes over the link. What is never better is left out.
+void StagePlanner::add_tensor_options(int component, int microbatch, const StageProblem& problem) {
+  const FrontierComponent& spec = frontier_.components()[static_cast<size_t>(component)];
+  const LayerLoad& load =
+      graph_.load_of(spec.layer, *problem.microbatches[static_cast<size_t>(microbatch)].loads);
+  const Slot& slot = slots_[static_cast<size_t>(microbatch)];
+  const int first = static_cast<int>(tensors_.options.size());
+  for (size_t o = 0; o < spec.options.size(); ++o) {
+    const OptionValue& value =
+        slot.values[static_cast<size_t>(first_value_[static_cast<size_t>(component)]) + o];
+    std::vector<int> retained;
+    for (size_t i = 0; i < spec.units.size(); ++i) {
+      if (spec.options[o].choice[i] == kSave) retained.push_back(static_cast<int>(i));
+    }
+    const bool every_set = retained.size() <= kMaxSplitUnits;
+    const uint32_t sets = every_set ? 1u << retained.size() : 2u;
+    for (uint32_t set = 0; set < sets; ++set) {
+      TensorChoice choice{static_cast<int>(o), 0};
+      int64_t link = 0;
+      for (size_t i = 0; i < retained.size(); ++i) {
+        if (every_set ? (set >> i & 1u) == 0 : set == 0) continue;
+        choice.offloaded |= 1u << retained[i];
+        link += frontier_.unit_bytes(spec.units[static_cast<size_t>(retained[i])], load);
+      }
+      const TensorOption option{value.bytes() - link, link, value.compute_ns};
+      const auto never_better = [&](const TensorOption& a) {
+        return a.device_bytes <= option.device_bytes && a.link_bytes <= option.link_bytes &&
+               a.ns <= option.ns;
+      };
+      if (std::any_of(tensors_.options.begin() + first, tensors_.options.end(), never_better)) {
+        continue;
+      }
+      tensors_.options.push_back(option);
+      tensor_choices_.push_back(choice);
+    }
   }
+  tensors_.groups.push_back({first, static_cast<int>(tensors_.options.size()), microbatch});
+}
+
+void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result) {
+  tensors_ = {};
+  tensor_choices_.clear();
+  tensors_.budget_bytes = problem.budget_bytes - pinned_sum_;
+  tensors_.host_bytes = problem.host_budget_bytes > 0 ? problem.host_budget_bytes : INT64_MAX / 8;
+  tensors_.link_ns_per_byte = problem.link_ns_per_byte;
+  const auto& components = frontier_.components();
+  for (size_t m = 0; m < problem.microbatches.size(); ++m) {
+    tensors_.window_bytes.push_back(problem.microbatches[m].free_link_bytes);
+    tensors_.bubble_ns.push_back(problem.microbatches[m].bubble_ns);
+    for (size_t c = 0; c < components.size(); ++c) {
+      add_tensor_options(static_cast<int>(c), static_cast<int>(m), problem);
+    }
+  }
+  tensor_choice_.clear();
+  for (const TensorGroup& group : tensors_.groups) {
+    tensor_choice_.push_back(start_option(group, tensor_choice_.size(), result));
+  }
+  const bool proven = tensor_search_.improve(
+      tensors_, result.bound_ns + tolerance_.gap_ns(result.bound_ns), tensor_choice_);
+  const bool better = tensor_search_.feasible() &&
+                      (!result.feasible || tensor_search_.cost_ns() < result.exposed_ns);
+  if (better) take_tensors(problem, result);
+  if (proven && result.feasible) {
+    result.bound_ns = result.exposed_ns;
+    result.closed = true;
+  }
+}
+
+// The option that says what the plan so far does, or the nearest there is.
+int StagePlanner::start_option(const TensorGroup& group, size_t index,
+                               const StagePlan& result) const {
+  const auto& components = frontier_.components();
+  const FrontierComponent& component = components[index % components.size()];
+  const Plan& plan = result.plans[index / components.size()];
+  int best = group.first_option, most = -1;
+  for (int o = group.first_option; o < group.end_option; ++o) {
+    const TensorChoice& choice = tensor_choices_[static_cast<size_t>(o)];
+    int equal = 0;
+    for (size_t i = 0; i < component.units.size(); ++i) {
+      equal += tensor_residency(component, choice, i) ==
+                       plan.residency[static_cast<size_t>(component.units[i])]
+                   ? 1
+                   : 0;
+    }
+    if (equal <= most) continue;
+    most = equal;
+    best = o;
+  }
+  return best;
+}
+
+ResidencyId StagePlanner::tensor_residency(const FrontierComponent& component,
+                                           const TensorChoice& choice, size_t unit) const {
+  if (choice.offloaded >> unit & 1u) return kOffload;
+  return component.options[static_cast<size_t>(choice.option)].choice[unit];
+}
+
+void StagePlanner::take_tensors(const StageProblem& problem, StagePlan& result) {
+  const auto& components = frontier_.components();
+  result.device_bytes = pinned_sum_;
+  result.offloaded_bytes.assign(problem.microbatches.size(), 0);
+  for (size_t g = 0; g < tensor_choice_.size(); ++g) {
+    const FrontierComponent& component = components[g % components.size()];
+    const size_t m = g / components.size();
+    const auto at = static_cast<size_t>(tensor_choice_[g]);
+    for (size_t i = 0; i < component.units.size(); ++i) {
+      result.plans[m].residency[static_cast<size_t>(component.units[i])] =
+          tensor_residency(component, tensor_choices_[at], i);
+    }
+    result.device_bytes += tensors_.options[at].device_bytes;
+    result.offloaded_bytes[m] += tensors_.options[at].link_bytes;
+  }
+  result.feasible = true;
+  result.missing_bytes = 0;
+  result.exposed_ns = tensor_search_.cost_ns();
 }
 
 // Bytes by which whole tensors miss what the pool counted on, if that matters.

@@ -9,6 +9,7 @@
 #include "bagualu/provision/frontier.h"
 #include "bagualu/provision/packing.h"
 #include "bagualu/provision/pool_solver.h"
+#include "bagualu/provision/tensor_search.h"
 #include "bagualu/schedule/timeline.h"
 
 namespace bagualu {
@@ -63,8 +64,21 @@ class StagePlanner {
   void build_pool(const StageProblem& problem, bool cap_windows);
   void solve_and_pack(const StageProblem& problem, int64_t spare_bytes, StagePlan& result);
   int64_t unfilled_bytes(const StageProblem& problem, const StagePlan& result) const;
+  bool good_enough(const StagePlan& result) const;
+  void fill_windows(const StageProblem& problem, StagePlan& result);
   bool pack(const StageProblem& problem, StagePlan& result);
   void price(const StageProblem& problem, StagePlan& result) const;
+
+  struct TensorChoice {
+    int option = 0;          // of the component
+    uint32_t offloaded = 0;  // bit i: unit i of the component
+  };
+  void search_tensors(const StageProblem& problem, StagePlan& result);
+  void add_tensor_options(int component, int microbatch, const StageProblem& problem);
+  int start_option(const TensorGroup& group, size_t index, const StagePlan& result) const;
+  ResidencyId tensor_residency(const FrontierComponent& component, const TensorChoice& choice,
+                               size_t unit) const;
+  void take_tensors(const StageProblem& problem, StagePlan& result);
 
   const Graph& graph_;
   Frontier frontier_;
@@ -81,6 +95,11 @@ class StagePlanner {
   std::vector<PackItem> items_;
   std::vector<uint8_t> chosen_;
   StagePlan attempt_;
+  PoolRelaxation relaxation_;
+  TensorProblem tensors_;
+  std::vector<TensorChoice> tensor_choices_;  // by option of tensors_
+  std::vector<int> tensor_choice_;
+  TensorSearch tensor_search_;
 };
 
 /// Price of `bytes` past the free ones, rounded up.

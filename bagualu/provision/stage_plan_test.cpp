@@ -14,8 +14,8 @@
 namespace bagualu {
 namespace {
 
-/// Graphs with what makes units depend on each other: outputs that were not kept, several outputs of
-/// one operator, units of several storages, collectives.
+/// Graphs with what makes units depend on each other: outputs that were not kept, several outputs
+/// of one operator, units of several storages, collectives.
 struct RandomStage {
   Graph graph;
   CostTable cost;
@@ -101,9 +101,9 @@ void make_random_stage(std::mt19937& random, RandomStage& stage) {
       if (s.unit >= 0) bytes += s.bytes.eval(stage.graph.tokens, loads[0]);
     }
     all += bytes;
-    stage.problem.microbatches.push_back(
-        {&loads, between(random, 0, 1) * bytes * between(random, 0, 6) / 8,
-         between(random, 0, 1) * between(random, 0, 1'500'000)});
+    stage.problem.microbatches.push_back({&loads,
+                                          between(random, 0, 1) * bytes * between(random, 0, 6) / 8,
+                                          between(random, 0, 1) * between(random, 0, 1'500'000)});
   }
   stage.problem.budget_bytes = all * between(random, 0, 9) / 8;
   if (between(random, 0, 1)) stage.problem.link_ns_per_byte = 0.04 * double(between(random, 1, 40));
