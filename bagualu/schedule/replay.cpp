@@ -151,6 +151,42 @@ void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTa
   }
 }
 
+LoadDependence::LoadDependence(const Graph& graph)
+    : storages(static_cast<size_t>(graph.layers)),
+      ops(static_cast<size_t>(graph.layers)),
+      storage_depends(graph.storages.size()),
+      op_depends(graph.ops.size()) {
+  const auto depends = [](const ByteFormula& bytes) {
+    return bytes.per_row != 0 || bytes.per_piece_row != 0;
+  };
+  for (size_t s = 0; s < graph.storages.size(); ++s) {
+    const StorageSpec& spec = graph.storages[s];
+    if (spec.layer < 0 || (!depends(spec.bytes) && !depends(spec.piece_bytes))) continue;
+    storage_depends[s] = 1;
+    storages[static_cast<size_t>(spec.layer)].push_back(static_cast<int>(s));
+  }
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    const OpSpec& op = graph.ops[i];
+    if (op.layer < 0) continue;
+    for (const Workspace* workspace : {&op.fwd_workspace, &op.bwd_workspace}) {
+      for (const auto& phase : workspace->phases) {
+        for (const ByteFormula& bytes : phase) op_depends[i] |= depends(bytes) ? 1 : 0;
+      }
+    }
+    if (op_depends[i]) ops[static_cast<size_t>(op.layer)].push_back(static_cast<int>(i));
+  }
+}
+
+void update_layer(const Graph& graph, const LoadDependence& dependence, int layer,
+                  const LayerLoad& load, MemoryTable& table) {
+  for (int s : dependence.storages[static_cast<size_t>(layer)]) {
+    fill_storage(graph, static_cast<size_t>(s), load, table);
+  }
+  for (int i : dependence.ops[static_cast<size_t>(layer)]) {
+    fill_op(graph, static_cast<size_t>(i), load, table);
+  }
+}
+
 void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
                    const Timeline& timeline, size_t begin, MemoryReplay& replay) {
   Walker walker(graph, plan, table, replay);
@@ -177,6 +213,22 @@ void replay_profile(const Graph& graph, const Plan& plan, const MemoryTable& tab
       replay.peak_action = static_cast<int>(i);
     }
   }
+}
+
+ReplaySpan replay_span(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                       const Timeline& timeline, size_t begin, size_t end) {
+  MemoryReplay replay;
+  replay.host_peak_bytes = INT64_MIN;
+  Walker walker(graph, plan, table, replay);
+  ReplaySpan span;
+  span.high_bytes = span.host_high_bytes = INT64_MIN;
+  for (size_t i = begin; i < end; ++i) {
+    span.high_bytes = std::max(span.high_bytes, walker.step(timeline[i]));
+  }
+  span.net_bytes = replay.live_bytes;
+  span.host_net_bytes = replay.host_live_bytes;
+  span.host_high_bytes = std::max(replay.host_peak_bytes, replay.host_live_bytes);
+  return span;
 }
 
 std::vector<MemoryPoint> memory_profile(const Graph& graph, const Plan& plan,

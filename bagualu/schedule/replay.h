@@ -21,6 +21,20 @@ MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads
 /// Recomputes the entries of one layer, after its gate.
 void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTable& table);
 
+/// Which entries of a memory table depend on routed loads, by layer; built once per graph.
+struct LoadDependence {
+  explicit LoadDependence(const Graph& graph);
+
+  std::vector<std::vector<int>> storages;  ///< by layer
+  std::vector<std::vector<int>> ops;       ///< by layer
+  std::vector<uint8_t> storage_depends;    ///< by storage
+  std::vector<uint8_t> op_depends;         ///< by op
+};
+
+/// As above, touching only what depends on the load.
+void update_layer(const Graph& graph, const LoadDependence& dependence, int layer,
+                  const LayerLoad& load, MemoryTable& table);
+
 /// Live bytes above the static ones, and their largest value so far.
 struct MemoryReplay {
   int64_t live_bytes = 0;
@@ -36,6 +50,16 @@ struct MemoryReplay {
 /// Cost: O(actions), some nanoseconds each.
 void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
                    const Timeline& timeline, size_t begin, MemoryReplay& replay);
+
+/// What a run of actions does to the bytes, relative to where it starts.
+struct ReplaySpan {
+  int64_t net_bytes = 0;
+  int64_t high_bytes = 0;  ///< highest value met, may be below 0
+  int64_t host_net_bytes = 0;
+  int64_t host_high_bytes = 0;
+};
+ReplaySpan replay_span(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                       const Timeline& timeline, size_t begin, size_t end);
 
 /// Live bytes after every action and the peak inside it, for pictures and reports.
 struct MemoryPoint {
