@@ -10,7 +10,7 @@ constexpr uint64_t kHashStart = 0xcbf29ce484222325;
 
 }  // namespace
 
-void calm_key(const GateInput& input, PlanKey& key) {
+void mitigation_key(const GateInput& input, PlanKey& key) {
   key.words.clear();
   key.words.push_back(static_cast<uint64_t>(static_cast<int64_t>(input.gate)));
   uint64_t packed = 0;
@@ -27,10 +27,8 @@ void calm_key(const GateInput& input, PlanKey& key) {
     key.words.push_back((static_cast<uint64_t>(pending.storage) << 32) |
                         static_cast<uint32_t>(pending.segment));
   }
-}
-
-void mitigation_key(const GateInput& input, PlanKey& key) {
-  calm_key(input, key);
+  for (ResidencyId residency : input.plan->residency) key.words.push_back(residency);
+  key.words.push_back((input.plan->eager_drain ? 2u : 0u) | (input.plan->prefetch ? 1u : 0u));
   for (const LayerLoad& load : *input.loads) {
     key.words.push_back(static_cast<uint64_t>(load.rows));
     key.words.push_back(static_cast<uint64_t>(load.piece_rows));
@@ -45,7 +43,7 @@ size_t PlanCache::Hash::operator()(const PlanKey& key) const {
   return static_cast<size_t>(hash);
 }
 
-const CachedPlan* PlanCache::find(const PlanKey& key) {
+const Plan* PlanCache::find(const PlanKey& key) {
   const auto found = index_.find(key);
   if (found == index_.end()) {
     ++misses_;
@@ -56,7 +54,7 @@ const CachedPlan* PlanCache::find(const PlanKey& key) {
   return &entries_.front().plan;
 }
 
-void PlanCache::insert(const PlanKey& key, CachedPlan plan) {
+void PlanCache::insert(const PlanKey& key, Plan plan) {
   if (capacity_ == 0) return;
   const auto found = index_.find(key);
   if (found != index_.end()) {

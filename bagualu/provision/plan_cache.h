@@ -14,21 +14,14 @@ namespace bagualu {
 /// Note [Cache key]: buckets of loads and of the budget left would hit more often, but the plan
 /// handed out would depend on which load filled the bucket first: the same input would not always
 /// give the same plan, and after a resume the log would differ. So mitigations are keyed by the
-/// exact numbers. A calm plan does not depend on loads; its key is the gate and the storages' fates.
+/// exact numbers. The calm plan does not depend on loads and needs no entry (policy_adaptive.cpp).
 struct PlanKey {
   std::vector<uint64_t> words;
   bool operator==(const PlanKey&) const = default;
 };
 
-/// Key of the calm plan at this gate.
-void calm_key(const GateInput& input, PlanKey& key);
-/// Key of a mitigation: the calm key, the loads and the live bytes.
+/// Gate, storages' fates, plan in force, loads and live bytes.
 void mitigation_key(const GateInput& input, PlanKey& key);
-
-struct CachedPlan {
-  Plan plan;
-  Timeline rest;  ///< its actions to the end; empty if not kept
-};
 
 /// Least recently used plans leave first.
 class PlanCache {
@@ -36,8 +29,8 @@ class PlanCache {
   explicit PlanCache(size_t capacity = 4096) : capacity_(capacity) {}
 
   /// Returns: the plan, valid until the next insert(), or nullptr. Counts as hit or miss.
-  const CachedPlan* find(const PlanKey& key);
-  void insert(const PlanKey& key, CachedPlan plan);
+  const Plan* find(const PlanKey& key);
+  void insert(const PlanKey& key, Plan plan);
 
   size_t size() const { return entries_.size(); }
   int64_t hits() const { return hits_; }
@@ -49,7 +42,7 @@ class PlanCache {
   };
   struct Entry {
     PlanKey key;
-    CachedPlan plan;
+    Plan plan;
   };
 
   size_t capacity_;

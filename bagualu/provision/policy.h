@@ -34,6 +34,13 @@ struct ProvisionContext {
   bool allow_quantise = false;
 };
 
+/// A micro-batch between its forward and its backward.
+struct RestingMicrobatch {
+  const MicrobatchState* state = nullptr;
+  const Plan* plan = nullptr;
+  const std::vector<LayerLoad>* loads = nullptr;
+};
+
 /// What is known at one decision.
 /// Units: load_imbalance = hottest rank's rows over the mean, this layer, this micro-batch.
 struct GateInput {
@@ -43,15 +50,27 @@ struct GateInput {
   const std::vector<LayerLoad>* loads = nullptr;  ///< real for layers up to this gate, `balanced` beyond
   MemoryReplay memory;                         ///< live and peak bytes now, without static ones
   double load_imbalance = 1.0;
+
+  /// In a pipeline: the other micro-batches in flight on this rank, oldest first. Their bytes are
+  /// part of memory.live_bytes.
+  std::vector<RestingMicrobatch> resting;
+  int64_t resting_bytes = 0;
+  int64_t least_resting_bytes = 0;  ///< of the same ones, if the survival plan took them over now
+  /// Of those that will be in flight when this micro-batch's backward runs: forecast, and if the
+  /// survival plan holds them at the worst case.
+  int64_t backward_resting_bytes = 0;
+  int64_t least_backward_resting_bytes = 0;
 };
 
 struct Decision {
   Plan plan;
+  std::vector<Plan> resting_plans;  ///< by input.resting; empty: they stay as they are
   bool feasible = true;             ///< predicted peak fits (policies without foresight: as found)
   int64_t short_by_bytes = 0;       ///< missing bytes if not feasible
   int64_t predicted_peak_bytes = 0; ///< rest of the micro-batch included, forecast loads beyond the gate
   int64_t exposed_ns = 0;           ///< predicted extra time of this plan over save-all
-  bool cache_hit = false;
+  int64_t bound_ns = 0;             ///< adaptive, not from the cache: no plan exposes less
+  bool cache_hit = false;           ///< adaptive: no search, the plan was known and replayed anew
   bool mitigated = false;           ///< the plan differs from what the policy does in calm
   int64_t needed_bytes = 0;         ///< by how much the calm plan would exceed the budget
 };

@@ -1,77 +1,139 @@
 // adaptive: nothing in calm; in a spike the plan of least exposed time that fits, for as long as the
 // spike lasts. Later layers are forecast as balanced; if they are not, later gates demote.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "bagualu/provision/plan_cache.h"
 #include "bagualu/provision/planning_policy.h"
+#include "bagualu/schedule/block_replay.h"
 
 namespace bagualu {
 namespace {
+
+bool is_given_up(StorageFate fate) {
+  return fate == StorageFate::kDropped || fate == StorageFate::kDraining ||
+         fate == StorageFate::kHost || fate == StorageFate::kEncoded;
+}
 
 class Adaptive final : public PlanningPolicy {
  public:
   explicit Adaptive(const ProvisionContext& context)
       : PlanningPolicy(context),
-        calm_(uniform_plan(graph_, kSave)),
-        search_(context_, predictor_) {}
+        calm_(graph_, predictor_.dependence(), uniform_plan(graph_, kSave),
+              build_timeline(graph_, uniform_plan(graph_, kSave))),
+        calm_loads_(predictor_.loads()),
+        search_(context_, predictor_) {
+    calm_.update_all(predictor_.table());
+    balanced_spans_ = calm_.spans();
+  }
 
   std::string_view name() const override { return "adaptive"; }
 
   Decision decide(const GateInput& input) override {
     predictor_.set_loads(*input.loads);
-    calm_key(input, key_);
-    const CachedPlan* calm = cache_.find(key_);
-    const bool calm_hit = calm != nullptr;
-    if (!calm_hit) {
-      Plan plan = calm_;
-      keep_past_choices(graph_, *input.state, plan);
-      Timeline rest = predictor_.rest_of(input, plan);
-      cache_.insert(key_, {std::move(plan), std::move(rest)});
-      calm = cache_.find(key_);
+    const auto& fates = input.state->storage;
+    return std::none_of(fates.begin(), fates.end(), is_given_up) ? from_calm(input)
+                                                                  : from_mitigated(input);
+  }
+
+ private:
+  // Nothing was given up so far: the calm plan's actions are known, and only the blocks of layers
+  // with another load are replayed.
+  Decision from_calm(const GateInput& input) {
+    follow_loads(*input.loads);
+    const BlockReplay::Peak peak =
+        calm_.peak_from(calm_.first_block(input.gate), input.memory.live_bytes,
+                        input.memory.host_live_bytes,
+                        input.backward_resting_bytes - input.resting_bytes);
+    const Prediction prediction{peak.bytes, peak.host_bytes};
+    if (!predictor_.fits(prediction)) return mitigate(input, calm_.plan(), prediction);
+    Decision decision;
+    decision.plan = calm_.plan();
+    decision.predicted_peak_bytes = std::max(prediction.peak_bytes, input.memory.peak_bytes);
+    decision.cache_hit = true;
+    return decision;
+  }
+
+  void follow_loads(const std::vector<LayerLoad>& loads) {
+    if (loads == calm_loads_) return;
+    const bool all_balanced =
+        std::all_of(loads.begin(), loads.end(),
+                    [this](const LayerLoad& load) { return load == context_.balanced; });
+    if (all_balanced) {
+      calm_.set_spans(balanced_spans_);
+    } else {
+      for (size_t layer = 0; layer < loads.size(); ++layer) {
+        if (loads[layer] == calm_loads_[layer]) continue;
+        calm_.update_layer(predictor_.table(), static_cast<int>(layer));
+      }
     }
-    const Prediction prediction = predictor_.predict(input, calm->plan, calm->rest);
-    if (predictor_.fits(prediction)) {
-      Decision decision = describe(input, calm->plan, prediction);
-      decision.cache_hit = calm_hit;
-      return decision;
-    }
-    const int64_t needed = predictor_.excess_bytes(prediction);
-    Decision decision = mitigate(input, Plan(calm->plan));
+    calm_loads_ = loads;
+  }
+
+  // Part of the way is gone: first ask whether the rest may be as light as in calm.
+  Decision from_mitigated(const GateInput& input) {
+    Plan light = calm_.plan();
+    keep_past_choices(graph_, *input.state, light);
+    const Prediction prediction = predictor_.predict(input, light);
+    if (!predictor_.fits(prediction)) return mitigate(input, light, prediction);
+    Decision decision = describe(input, std::move(light), prediction);
+    decision.cache_hit = true;
+    return decision;
+  }
+
+  Decision mitigate(const GateInput& input, const Plan& light, const Prediction& without) {
+    const int64_t needed = predictor_.excess_bytes(without);
+    Decision decision = cached_or_solved(input, light);
     decision.needed_bytes = needed;
     decision.mitigated = true;
     return decision;
   }
 
- private:
-  Decision mitigate(const GateInput& input, const Plan& calm) {
-    mitigation_key(input, key_);
-    if (const CachedPlan* cached = cache_.find(key_)) {
-      Decision decision = describe(input, cached->plan);
-      decision.cache_hit = decision.feasible;
-      if (decision.feasible) return decision;
+  Decision cached_or_solved(const GateInput& input, const Plan& light) {
+    const bool cacheable = input.resting.empty();
+    if (cacheable) {
+      mitigation_key(input, key_);
+      if (const Plan* cached = cache_.find(key_)) {
+        Decision decision = describe(input, *cached);
+        decision.cache_hit = decision.feasible;
+        if (decision.feasible) return decision;
+      }
     }
-    SearchResult result = solve(input, calm);
+    SearchResult result = solve(input, light);
     Decision decision = describe(input, result.plan, result.prediction);
-    if (result.found) cache_.insert(key_, {std::move(result.plan), {}});
+    decision.exposed_ns = result.cost_ns;
+    decision.bound_ns = result.bound_ns;
+    decision.resting_plans = std::move(result.resting_plans);
+    if (result.found && cacheable) cache_.insert(key_, std::move(result.plan));
     return decision;
   }
 
   // A plan must fit the forecast and leave the way to the survival plan open: what it offloads has
   // to come back at once in backward, and encoded copies stay. The first plan that does both wins.
-  SearchResult solve(const GateInput& input, const Plan& calm) {
-    SearchResult cheapest = search_.cheapest(input, calm, {});
-    if (cheapest.found && predictor_.survives_worst_case(input, cheapest.plan)) return cheapest;
-    SearchResult safe = search_.cheapest(input, calm, {.survival_only = true});
-    if (safe.found && predictor_.survives_worst_case(input, safe.plan)) return safe;
-    SearchResult last = search_.last_resort(input, calm);
-    if (last.found && predictor_.survives_worst_case(input, last.plan)) return last;
+  SearchResult solve(const GateInput& input, const Plan& light) {
+    Plan in_force = *input.plan;
+    keep_past_choices(graph_, *input.state, in_force);
+    SearchResult cheapest =
+        search_.cheapest(input, light, {}, input.gate >= 0 ? &in_force : nullptr);
+    if (survives(input, cheapest)) return cheapest;
+    SearchResult safe = search_.cheapest(input, light, {.survival_only = true});
+    if (survives(input, safe)) return safe;
+    SearchResult last = search_.last_resort(input, light);
+    if (survives(input, last)) return last;
     // The budget is below the floor. Forecast loads may still go well.
     if (cheapest.found) return cheapest;
     return safe.found ? safe : last;
   }
 
-  const Plan calm_;
+  bool survives(const GateInput& input, const SearchResult& result) {
+    return result.found &&
+           predictor_.survives_worst_case(search_.after_demotion(input, result), result.plan);
+  }
+
+  BlockReplay calm_;
+  std::vector<ReplaySpan> balanced_spans_;
+  std::vector<LayerLoad> calm_loads_;  ///< of calm_'s blocks
   PlanSearch search_;
   PlanCache cache_;
   PlanKey key_;

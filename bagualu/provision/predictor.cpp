@@ -28,11 +28,23 @@ bool takes_bytes(ActionKind kind) {
   }
 }
 
+// Other micro-batches come and go between this one's forward and its backward.
+int64_t backward_shift(const GateInput& input) {
+  return input.backward_resting_bytes - input.resting_bytes;
+}
+
+size_t first_backward(const Timeline& timeline) {
+  size_t at = 0;
+  while (at < timeline.size() && timeline[at].kind != ActionKind::kBackward) ++at;
+  return at;
+}
+
 }  // namespace
 
 Predictor::Predictor(const ProvisionContext& context)
     : context_(context),
       graph_(*context.graph),
+      dependence_(graph_),
       survival_(survival_plan(graph_)),
       loads_(every_layer(graph_, context.balanced)),
       table_(memory_table(graph_, loads_)),
@@ -53,7 +65,7 @@ void Predictor::set_loads(const std::vector<LayerLoad>& loads) {
   } else {
     for (size_t layer = 0; layer < loads.size(); ++layer) {
       if (loads[layer] == loads_[layer]) continue;
-      update_layer(graph_, static_cast<int>(layer), loads[layer], table_);
+      update_layer(graph_, dependence_, static_cast<int>(layer), loads[layer], table_);
     }
   }
   loads_ = loads;
@@ -77,19 +89,22 @@ void Predictor::build_rest(const GateInput& input, const Plan& plan) {
 
 Prediction Predictor::predict(const GateInput& input, const Plan& plan) {
   build_rest(input, plan);
-  return predict(input, plan, timeline_);
-}
-
-Timeline Predictor::rest_of(const GateInput& input, const Plan& plan) {
-  build_rest(input, plan);
-  return timeline_;
-}
-
-Prediction Predictor::predict(const GateInput& input, const Plan& plan,
-                              const Timeline& rest) const {
   MemoryReplay replay = start_of(input);
-  replay_memory(graph_, plan, table_, rest, 0, replay);
+  replay_rest(input, plan, table_, replay);
   return {replay.peak_bytes, replay.host_peak_bytes};
+}
+
+void Predictor::replay_rest(const GateInput& input, const Plan& plan, const MemoryTable& table,
+                            MemoryReplay& replay) {
+  if (backward_shift(input) == 0) {
+    replay_memory(graph_, plan, table, timeline_, 0, replay);
+    return;
+  }
+  const size_t turn = first_backward(timeline_);
+  span_.assign(timeline_.begin(), timeline_.begin() + static_cast<int64_t>(turn));
+  replay_memory(graph_, plan, table, span_, 0, replay);
+  replay.live_bytes += backward_shift(input);
+  replay_memory(graph_, plan, table, timeline_, turn, replay);
 }
 
 Prediction Predictor::profile(const GateInput& input, const Plan& plan,
@@ -99,10 +114,15 @@ Prediction Predictor::profile(const GateInput& input, const Plan& plan,
   replay_profile(graph_, plan, table_, timeline_, replay, high_by_action_);
   const int ops = static_cast<int>(graph_.ops.size());
   high_by_point.assign(2 * graph_.ops.size(), 0);
+  const int64_t shift = backward_shift(input);
+  const size_t turn = first_backward(timeline_);
+  Prediction prediction{input.memory.live_bytes, replay.host_peak_bytes};
   int64_t high = 0;
   for (size_t i = 0; i < timeline_.size(); ++i) {
     const Action& action = timeline_[i];
-    if (takes_bytes(action.kind)) high = std::max(high, high_by_action_[i]);
+    const int64_t at = high_by_action_[i] + (i >= turn ? shift : 0);
+    prediction.peak_bytes = std::max(prediction.peak_bytes, at);
+    if (takes_bytes(action.kind)) high = std::max(high, at);
     if (action.kind == ActionKind::kForward) {
       high_by_point[static_cast<size_t>(action.id)] = high;
       high = 0;
@@ -111,7 +131,7 @@ Prediction Predictor::profile(const GateInput& input, const Plan& plan,
       high = 0;
     }
   }
-  return {replay.peak_bytes, replay.host_peak_bytes};
+  return prediction;
 }
 
 bool Predictor::survives_worst_case(const GateInput& input, const Plan& plan) {
@@ -125,7 +145,8 @@ bool Predictor::survives_worst_case(const GateInput& input, const Plan& plan) {
 
   for (int layer = 0; layer < graph_.layers; ++layer) {
     const bool known = input.gate >= 0 && layer <= graph_.gates[input.gate].layer;
-    update_layer(graph_, layer, known ? loads_[layer] : context_.worst_case, worst_table_);
+    update_layer(graph_, dependence_, layer, known ? loads_[layer] : context_.worst_case,
+                 worst_table_);
   }
   Plan survival = survival_;
   keep_past_choices(graph_, state_, survival);
@@ -134,7 +155,11 @@ bool Predictor::survives_worst_case(const GateInput& input, const Plan& plan) {
   while (append_forward(graph_, survival, state_, timeline_) >= 0) {
   }
   append_backward(graph_, survival, state_, timeline_);
-  replay_memory(graph_, survival, worst_table_, timeline_, 0, replay);
+  GateInput worst = input;
+  replay.live_bytes -= input.resting_bytes - input.least_resting_bytes;
+  worst.resting_bytes = input.least_resting_bytes;
+  worst.backward_resting_bytes = input.least_backward_resting_bytes;
+  replay_rest(worst, survival, worst_table_, replay);
   return fits({replay.peak_bytes, replay.host_peak_bytes});
 }
 

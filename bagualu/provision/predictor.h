@@ -26,17 +26,16 @@ class Predictor {
   void set_loads(const std::vector<LayerLoad>& loads);
   const std::vector<LayerLoad>& loads() const { return loads_; }
   const MemoryTable& table() const { return table_; }
+  const LoadDependence& dependence() const { return dependence_; }
 
   /// Requires: `plan` keeps the past choices of `input.state`.
   Prediction predict(const GateInput& input, const Plan& plan);
-  /// The actions that `plan` leaves to do; as `rest` they save predict() from listing them again.
-  Timeline rest_of(const GateInput& input, const Plan& plan);
-  Prediction predict(const GateInput& input, const Plan& plan, const Timeline& rest) const;
   /// As predict(), and fills the highest live bytes of every point (0 where nothing happens).
   Prediction profile(const GateInput& input, const Plan& plan, std::vector<int64_t>& high_by_point);
 
   /// True if, after running to the next gate under `plan`, the survival plan can carry every layer
-  /// beyond `input.gate` at its worst case within both budgets.
+  /// beyond `input.gate` at its worst case within both budgets, with the other micro-batches in
+  /// flight at the least they can be brought to.
   bool survives_worst_case(const GateInput& input, const Plan& plan);
 
   bool fits(const Prediction& prediction) const;
@@ -46,9 +45,12 @@ class Predictor {
  private:
   void build_rest(const GateInput& input, const Plan& plan);
   MemoryReplay start_of(const GateInput& input) const;
+  void replay_rest(const GateInput& input, const Plan& plan, const MemoryTable& table,
+                   MemoryReplay& replay);
 
   const ProvisionContext& context_;
   const Graph& graph_;
+  LoadDependence dependence_;
   Plan survival_;
   std::vector<LayerLoad> loads_;
   MemoryTable table_;
@@ -57,6 +59,7 @@ class Predictor {
   MicrobatchState state_;
   Timeline timeline_;
   std::vector<int64_t> high_by_action_;
+  Timeline span_;
 };
 
 }  // namespace bagualu
