@@ -150,7 +150,7 @@ TEST_F(PlanCommand, RefusesBadInputInOneLineAndWritesNothing) {
       {{"--model", cut}, "cut.json: line 1"},
       {{"--model", list}, "list.json"},
       {{"--model", top_k}, "top_k: found 9"},
-      {{"--model", family}, "mixtral or qwen3_moe"},
+      {{"--model", family}, "allowed mixtral, qwen3_moe"},
       {{"--model", preset("demo"), "--ep", "3"}, "experts = 16"},
       {{"--model", preset("demo"), "--ep", "0"}, "--ep"},
       {{"--model", preset("demo"), "--ep", "4", "--world-size", "6"}, "world_size = 6"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "bagualu/base/error.h"
 #include "bagualu/graph/native_workspace.h"
 
 namespace bagualu {
@@ -392,6 +393,11 @@ class Builder {
 }  // namespace
 
 Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& options) {
+  if (spec.has_mla()) {
+    throw InvalidInput("model", "kv_lora_rank", std::to_string(spec.kv_lora_rank),
+                       "0: latent attention (MLA) is planned for only, the runtime has no operators "
+                       "for it");
+  }
   return Builder(spec, options).build();
 }
 

@@ -20,6 +20,7 @@ struct NativeGraphOptions {
 /// rows become a gather of normed_mlp, so they may be recomputed.
 /// Shapes: see the table in docs/design.md; T = micro_batch_size * seq.
 /// Requires: a validated spec. Ensures: finalize() has run.
+/// Throws: InvalidInput if the model has latent attention (MLA), for which there are no operators.
 Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& options);
 
 }  // namespace bagualu

@@ -1,6 +1,8 @@
-// Hugging Face config.json (transformers 5.24), families mixtral and qwen3_moe.
+// Hugging Face config.json (transformers 5.24), families mixtral and qwen3_moe; and deepseek_v2,
+// deepseek_v3, kimi_k2, which are read for planning only.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -13,7 +15,7 @@
 namespace bagualu {
 namespace {
 
-constexpr const char* kFamilies = "mixtral or qwen3_moe";
+constexpr const char* kFamilies = "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or kimi_k2";
 
 // Note [Defaults of a config.json]
 // transformers leaves a key out of old files when it equals the default of its class, so an absent
@@ -25,6 +27,8 @@ struct FamilyDefaults {
 };
 constexpr FamilyDefaults kMixtral = {1e6, 1e-5, true};
 constexpr FamilyDefaults kQwen3Moe = {1e4, 1e-6, false};
+constexpr FamilyDefaults kDeepseekV2 = {1e4, 1e-6, false};
+constexpr FamilyDefaults kDeepseekV3 = {1e4, 1e-6, true};  // kimi_k2 too: the same class
 
 void refuse_unless(bool ok, const JsonReader& reader, const char* field, std::string found,
                    const char* allowed) {
@@ -56,15 +60,15 @@ void refuse_unsupported(JsonReader& reader) {
 }
 
 /// RoPE's base, from `rope_parameters` (transformers 5) or the top level (older files).
-double rope_theta_of(JsonReader& reader, double fallback) {
+double rope_theta_of(JsonReader& reader, double fallback, bool yarn_is_fine = false) {
   const double top_level = reader.number_or("rope_theta", fallback);
   double theta = top_level;
   for (const char* field : {"rope_parameters", "rope_scaling"}) {
     if (!reader.has(field)) continue;
     JsonReader rope(reader.object(field), reader.where() + "." + field);
     const std::string type = rope.string_or("rope_type", rope.string_or("type", "default"));
-    refuse_unless(type == "default", rope, "rope_type", type,
-                  "default (scaled RoPE is not supported yet)");
+    refuse_unless(type == "default" || (yarn_is_fine && type == "yarn"), rope, "rope_type", type,
+                  yarn_is_fine ? "default or yarn" : "default (scaled RoPE is not supported yet)");
     theta = rope.number_or("rope_theta", top_level);
     const double partial = rope.number_or("partial_rotary_factor", 1.0);
     refuse_unless(partial == 1.0, rope, "partial_rotary_factor", fmt::format("{}", partial), "1");
@@ -118,6 +122,56 @@ void read_qwen3_moe(JsonReader& reader, ModelSpec* spec) {
   if (spec->moe_layers() < spec->layers) spec->dense_ffn = reader.int64("intermediate_size", 1);
 }
 
+/// Settings of a DeepSeek router: bytes and FLOPs are the same under all of them, so a planner
+/// needs none, but a value nobody knows may be a model of another shape.
+void check_deepseek_router(JsonReader& reader, bool v2) {
+  const auto one_of = [&](const char* field, std::string fallback,
+                          const std::vector<std::string>& allowed) {
+    const std::string found = reader.string_or(field, std::move(fallback));
+    if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
+    throw InvalidInput(reader.where(), field, found, fmt::format("{}", fmt::join(allowed, ", ")));
+  };
+  one_of("scoring_func", v2 ? "softmax" : "sigmoid", {"softmax", "sigmoid"});
+  one_of("topk_method", v2 ? "greedy" : "noaux_tc", {"greedy", "group_limited_greedy", "noaux_tc"});
+  reader.number_or("routed_scaling_factor", 1.0, 1e-6, 1e6);
+  const int64_t groups = reader.int64_or("n_group", 1, 1);
+  reader.int64_or("topk_group", 1, 1, groups);
+  const int64_t every = reader.int64_or("moe_layer_freq", 1);
+  refuse_unless(every == 1, reader, "moe_layer_freq", fmt::format("{}", every), "1");
+}
+
+void read_deepseek(JsonReader& reader, ModelSpec* spec) {
+  const bool v2 = spec->family == "deepseek_v2";
+  const FamilyDefaults& defaults = v2 ? kDeepseekV2 : kDeepseekV3;
+  spec->layers = reader.int64("num_hidden_layers", 1, 4096);
+  spec->hidden = reader.int64("hidden_size", 1);
+  spec->heads = reader.int64("num_attention_heads", 1, int64_t{1} << 20);
+  spec->kv_heads = reader.int64_or("num_key_value_heads", spec->heads, 1);
+  refuse_unless(reader.has("q_lora_rank"), reader, "q_lora_rank", "null",
+                "a number (queries without a latent are not supported yet)");
+  spec->q_lora_rank = reader.int64("q_lora_rank", 1);
+  spec->kv_lora_rank = reader.int64("kv_lora_rank", 1);
+  spec->qk_nope_head_dim = reader.int64("qk_nope_head_dim", 1, int64_t{1} << 20);
+  spec->qk_rope_head_dim = reader.int64("qk_rope_head_dim", 1, int64_t{1} << 20);
+  spec->v_head_dim = reader.int64("v_head_dim", 1, int64_t{1} << 20);
+  // `head_dim` of these files is the rotated part alone, where transformers writes it.
+  spec->head_dim = spec->qk_nope_head_dim + spec->qk_rope_head_dim;
+  spec->vocab = reader.int64("vocab_size", 1);
+  spec->experts = reader.int64("n_routed_experts", 1);
+  spec->top_k = reader.int64("num_experts_per_tok", 1);
+  spec->expert_ffn = reader.int64("moe_intermediate_size", 1, int64_t{1} << 20);
+  spec->shared_ffn = reader.int64_or("n_shared_experts", 0, 0, 4096) * spec->expert_ffn;
+  spec->moe_layer.assign(static_cast<size_t>(spec->layers), 1);
+  const int64_t dense = reader.int64("first_k_dense_replace", 0, spec->layers);
+  std::fill_n(spec->moe_layer.begin(), dense, uint8_t{0});
+  if (dense > 0) spec->dense_ffn = reader.int64("intermediate_size", 1);
+  spec->norm_topk_prob = reader.boolean_or("norm_topk_prob", defaults.norm_topk_prob);
+  spec->rms_eps = reader.number_or("rms_norm_eps", defaults.rms_eps);
+  spec->rope_theta = rope_theta_of(reader, defaults.rope_theta, /*yarn_is_fine=*/true);
+  spec->name = reader.string_or("_name_or_path", "");
+  check_deepseek_router(reader, v2);
+}
+
 Json common_keys(const ModelSpec& spec, int64_t max_positions, const char* architecture,
                  const std::string& model_type) {
   return {{"architectures", {architecture}},
@@ -149,11 +203,19 @@ ModelSpec model_from_hf_config(const Json& object, const std::string& where) {
   JsonReader reader(object, where);
   ModelSpec spec;
   spec.family = reader.string("model_type");
-  if (spec.family != "mixtral" && spec.family != "qwen3_moe") {
+  const bool deepseek =
+      spec.family == "deepseek_v2" || spec.family == "deepseek_v3" || spec.family == "kimi_k2";
+  if (!deepseek && spec.family != "mixtral" && spec.family != "qwen3_moe") {
     throw InvalidInput(where, "model_type", spec.family, kFamilies);
   }
   refuse_unsupported(reader);
-  spec.family == "mixtral" ? read_mixtral(reader, &spec) : read_qwen3_moe(reader, &spec);
+  if (deepseek) {
+    read_deepseek(reader, &spec);
+  } else if (spec.family == "mixtral") {
+    read_mixtral(reader, &spec);
+  } else {
+    read_qwen3_moe(reader, &spec);
+  }
   validate(spec, where);
   return spec;
 }
@@ -165,6 +227,9 @@ Json to_hf_config(const ModelSpec& spec, int64_t max_positions) {
     exported.family = mixtral ? "mixtral" : "qwen3_moe";
   }
   validate(exported, "export to Hugging Face");
+  if (exported.has_mla()) {
+    throw InvalidInput("export to Hugging Face", "family", exported.family, "mixtral, qwen3_moe");
+  }
   if (exported.family == "mixtral") {
     Json config = common_keys(exported, max_positions, "MixtralForCausalLM", "mixtral");
     config["intermediate_size"] = exported.expert_ffn;

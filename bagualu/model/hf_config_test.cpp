@@ -37,6 +37,23 @@ constexpr const char* kQwenConfig = R"({
   "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false, "vocab_size": 512
 })";
 
+// DeepSeek-V3's published file, less what no reader looks at.
+constexpr const char* kDeepseekConfig = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "aux_loss_alpha": 0.001, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+  "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+  "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
+  "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true,
+  "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+  "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+  "rope_scaling": {"beta_fast": 32, "factor": 40, "mscale": 1.0, "type": "yarn"},
+  "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": true,
+  "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
+  "vocab_size": 129280
+})";
+
+Json deepseek_json() { return parse_json_object(kDeepseekConfig, "deepseek"); }
 Json mixtral_json() { return parse_json_object(kMixtralConfig, "mixtral"); }
 Json qwen_json() { return parse_json_object(kQwenConfig, "qwen"); }
 
@@ -159,6 +176,49 @@ TEST(HfConfig, RefusesScaledRope) {
     object[field] = 3;
     EXPECT_EQ(refused_field(object), field);
   }
+}
+
+TEST(HfConfig, ReadsDeepSeekAsThePreset) {
+  ModelSpec spec = model_from_hf_config(deepseek_json(), "config.json");
+  EXPECT_EQ(spec.moe_layers(), 58);
+  ModelSpec preset =
+      model_from_file(std::string(BAGUALU_SOURCE_DIR) + "/configs/models/deepseek-v3.json");
+  preset.name = spec.name;
+  preset.aux_loss_coef = preset.router_bias_rate = 0;  // training options, in no such file
+  EXPECT_EQ(spec, preset);
+  for (const char* family : {"kimi_k2", "deepseek_v2"}) {
+    Json object = deepseek_json();
+    object["model_type"] = family;
+    object.erase("norm_topk_prob");
+    spec = model_from_hf_config(object, "config.json");
+    EXPECT_EQ(spec.family, family);
+    EXPECT_EQ(spec.norm_topk_prob, spec.family == "kimi_k2") << "the families' defaults differ";
+  }
+}
+
+TEST(HfConfig, RefusesADeepSeekItDoesNotKnow) {
+  const std::vector<std::pair<const char*, Json>> cases = {
+      {"scoring_func", "tanh"},    {"topk_method", "best"},         {"moe_layer_freq", 2},
+      {"q_lora_rank", nullptr},    {"kv_lora_rank", nullptr},       {"n_routed_experts", nullptr},
+      {"topk_group", 9},           {"routed_scaling_factor", -1.0}, {"first_k_dense_replace", 62},
+      {"num_key_value_heads", 64}, {"attention_bias", true},        {"hidden_act", "gelu"},
+  };
+  for (const auto& [key, value] : cases) {
+    Json object = deepseek_json();
+    object[key] = value;
+    const std::string field = std::string(key) == "num_key_value_heads" ? "kv_heads" : key;
+    EXPECT_EQ(refused_field(object), field) << key << " = " << value;
+  }
+  Json object = deepseek_json();
+  object["rope_scaling"] = {{"type", "longrope"}};
+  EXPECT_EQ(refused_field(object), "rope_type");
+}
+
+TEST(HfConfig, WritesNoModelWithLatentAttention) {
+  ModelSpec spec = model_from_hf_config(deepseek_json(), "config.json");
+  EXPECT_THROW(to_hf_config(spec, 4096), InvalidInput);
+  spec.family = "native";
+  EXPECT_THROW(to_hf_config(spec, 4096), InvalidInput);
 }
 
 TEST(HfConfig, WritesWhatItReads) {

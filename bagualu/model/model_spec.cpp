@@ -1,9 +1,13 @@
 #include "bagualu/model/model_spec.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 #include "bagualu/base/error.h"
 
@@ -18,6 +22,9 @@ constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxExperts = 4096;  // a token's scores lie on the router kernel's stack
 constexpr double kMaxParameters = 1e15;
+
+constexpr std::array<std::string_view, 6> kFamilies = {"native",      "mixtral",     "qwen3_moe",
+                                                       "deepseek_v2", "deepseek_v3", "kimi_k2"};
 
 /// Rows of GEMM operands stay 64-byte aligned in fp32, so that a chunk of rows gives the same bits
 /// wherever it lies.
@@ -71,6 +78,36 @@ void validate_dimensions(const ModelSpec& spec, const Checker& check) {
   if (spec.shared_ffn != 0) check.width("shared_ffn", spec.shared_ffn);
 }
 
+/// All or none; the widths that attention derives from them have to agree with the common fields.
+void validate_mla(const ModelSpec& spec, const Checker& check) {
+  const std::array<std::pair<const char*, int64_t>, 5> fields = {
+      {{"q_lora_rank", spec.q_lora_rank},
+       {"kv_lora_rank", spec.kv_lora_rank},
+       {"qk_nope_head_dim", spec.qk_nope_head_dim},
+       {"qk_rope_head_dim", spec.qk_rope_head_dim},
+       {"v_head_dim", spec.v_head_dim}}};
+  const auto set = std::count_if(fields.begin(), fields.end(),
+                                 [](const auto& field) { return field.second != 0; });
+  if (set == 0) return;
+  for (const auto& [name, value] : fields) {
+    if (value == 0) {
+      check.fail(name, "0", "above 0, since other fields of latent attention (MLA) are set");
+    }
+    check.width(name, value);
+  }
+  if (spec.kv_heads != spec.heads) {
+    check.fail("kv_heads", fmt::format("{}", spec.kv_heads),
+               fmt::format("heads = {}, since kv_lora_rank is set", spec.heads));
+  }
+  const int64_t head_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim;
+  if (spec.head_dim != head_dim) {
+    check.fail("head_dim", fmt::format("{}", spec.head_dim),
+               fmt::format("qk_nope_head_dim + qk_rope_head_dim = {}", head_dim));
+  }
+  if (spec.qk_norm) check.fail("qk_norm", "true", "false, since kv_lora_rank is set");
+  check.range("heads * (qk_nope_head_dim + v_head_dim)", spec.kv_up_width(), 1, kMaxWidth);
+}
+
 void validate_layers(const ModelSpec& spec, const Checker& check) {
   if (static_cast<int64_t>(spec.moe_layer.size()) != spec.layers) {
     check.fail("moe_layer", fmt::format("{} entries", spec.moe_layer.size()),
@@ -102,12 +139,16 @@ void validate_numbers(const ModelSpec& spec, const Checker& check) {
 void validate_family(const ModelSpec& spec, const Checker& check) {
   if (spec.family == "native") return;
   const bool mixtral = spec.family == "mixtral";
-  if (!mixtral && spec.family != "qwen3_moe") {
-    check.fail("family", spec.family, "native, mixtral or qwen3_moe");
+  const bool mla = spec.family.starts_with("deepseek_v") || spec.family == "kimi_k2";
+  if (std::find(kFamilies.begin(), kFamilies.end(), spec.family) == kFamilies.end()) {
+    check.fail("family", spec.family, fmt::format("{}", fmt::join(kFamilies, ", ")));
   }
   const auto needs = [&](bool ok, const char* field, std::string found, const char* allowed) {
     if (!ok) check.fail(field, std::move(found), fmt::format("{} ({})", allowed, spec.family));
   };
+  needs(spec.has_mla() == mla, "kv_lora_rank", fmt::format("{}", spec.kv_lora_rank),
+        mla ? "above 0" : "0");
+  if (mla) return;
   needs(spec.shared_ffn == 0, "shared_ffn", fmt::format("{}", spec.shared_ffn), "0");
   needs(spec.qk_norm != mixtral, "qk_norm", spec.qk_norm ? "true" : "false",
         mixtral ? "false" : "true");
@@ -118,7 +159,11 @@ void validate_family(const ModelSpec& spec, const Checker& check) {
 
 double approximate_parameters(const ModelSpec& spec) {
   const auto real = [](int64_t n) { return static_cast<double>(n); };
-  const double attention = real(spec.hidden) * real(spec.qkv_width() + spec.q_width());
+  const double mla = real(spec.hidden) * real(spec.q_lora_rank + spec.kv_down_width()) +
+                     real(spec.q_lora_rank) * real(spec.q_width()) +
+                     real(spec.kv_lora_rank) * real(spec.kv_up_width());
+  const double qkv = spec.has_mla() ? mla : real(spec.hidden) * real(spec.qkv_width());
+  const double attention = qkv + real(spec.hidden) * real(spec.attn_out_width());
   const double dense = 3.0 * real(spec.hidden) * real(std::max(spec.dense_ffn, spec.shared_ffn));
   const double experts = 3.0 * real(spec.experts) * real(spec.expert_ffn) * real(spec.hidden);
   return real(spec.layers) * (attention + dense + experts) +
@@ -134,6 +179,7 @@ int64_t ModelSpec::moe_layers() const {
 void validate(const ModelSpec& spec, const std::string& where) {
   const Checker check(where);
   validate_dimensions(spec, check);
+  validate_mla(spec, check);
   validate_layers(spec, check);
   validate_numbers(spec, check);
   validate_family(spec, check);
@@ -167,6 +213,11 @@ ModelSpec model_from_json(const Json& object, const std::string& where) {
     }
     moe = 0;
   }
+  spec.q_lora_rank = reader.int64_or("q_lora_rank", 0, 0, kMaxWidth);
+  spec.kv_lora_rank = reader.int64_or("kv_lora_rank", 0, 0, kMaxWidth);
+  spec.qk_nope_head_dim = reader.int64_or("qk_nope_head_dim", 0, 0, kMaxWidth);
+  spec.qk_rope_head_dim = reader.int64_or("qk_rope_head_dim", 0, 0, kMaxWidth);
+  spec.v_head_dim = reader.int64_or("v_head_dim", 0, 0, kMaxWidth);
   spec.qk_norm = reader.boolean_or("qk_norm", spec.qk_norm);
   spec.norm_topk_prob = reader.boolean_or("norm_topk_prob", spec.norm_topk_prob);
   spec.rms_eps = reader.number_or("rms_eps", spec.rms_eps);
@@ -185,29 +236,36 @@ Json to_json(const ModelSpec& spec) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     if (!spec.is_moe(layer)) dense_layers.push_back(layer);
   }
-  return {{"version", kFormatVersion},
-          {"name", spec.name},
-          {"family", spec.family},
-          {"layers", spec.layers},
-          {"hidden", spec.hidden},
-          {"heads", spec.heads},
-          {"kv_heads", spec.kv_heads},
-          {"head_dim", spec.head_dim},
-          {"vocab", spec.vocab},
-          {"experts", spec.experts},
-          {"top_k", spec.top_k},
-          {"expert_ffn", spec.expert_ffn},
-          {"shared_ffn", spec.shared_ffn},
-          {"dense_ffn", spec.dense_ffn},
-          {"dense_layers", dense_layers},
-          {"qk_norm", spec.qk_norm},
-          {"norm_topk_prob", spec.norm_topk_prob},
-          {"rms_eps", spec.rms_eps},
-          {"rope_theta", spec.rope_theta},
-          {"dropout", spec.dropout},
-          {"aux_loss_coef", spec.aux_loss_coef},
-          {"z_loss_coef", spec.z_loss_coef},
-          {"router_bias_rate", spec.router_bias_rate}};
+  Json object = {{"version", kFormatVersion},
+                 {"name", spec.name},
+                 {"family", spec.family},
+                 {"layers", spec.layers},
+                 {"hidden", spec.hidden},
+                 {"heads", spec.heads},
+                 {"kv_heads", spec.kv_heads},
+                 {"head_dim", spec.head_dim},
+                 {"vocab", spec.vocab},
+                 {"experts", spec.experts},
+                 {"top_k", spec.top_k},
+                 {"expert_ffn", spec.expert_ffn},
+                 {"shared_ffn", spec.shared_ffn},
+                 {"dense_ffn", spec.dense_ffn},
+                 {"dense_layers", dense_layers},
+                 {"qk_norm", spec.qk_norm},
+                 {"norm_topk_prob", spec.norm_topk_prob},
+                 {"rms_eps", spec.rms_eps},
+                 {"rope_theta", spec.rope_theta},
+                 {"dropout", spec.dropout},
+                 {"aux_loss_coef", spec.aux_loss_coef},
+                 {"z_loss_coef", spec.z_loss_coef},
+                 {"router_bias_rate", spec.router_bias_rate}};
+  if (!spec.has_mla()) return object;  // files and keys of models without MLA stay as they were
+  object["q_lora_rank"] = spec.q_lora_rank;
+  object["kv_lora_rank"] = spec.kv_lora_rank;
+  object["qk_nope_head_dim"] = spec.qk_nope_head_dim;
+  object["qk_rope_head_dim"] = spec.qk_rope_head_dim;
+  object["v_head_dim"] = spec.v_head_dim;
+  return object;
 }
 
 ModelSpec model_from_file(const std::filesystem::path& path) {

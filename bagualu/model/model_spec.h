@@ -23,13 +23,14 @@ namespace bagualu {
 /// A decoder-only transformer with grouped-query attention, RMSNorm, RoPE and gated (SiLU) MLPs.
 struct ModelSpec {
   std::string name;  ///< for people; not interpreted
-  std::string family =
-      "native";  ///< "native", "mixtral" or "qwen3_moe": what it can be exported as
+  /// "native", "mixtral", "qwen3_moe": what it can be exported as; "deepseek_v2", "deepseek_v3",
+  /// "kimi_k2": planned, not trained or exported.
+  std::string family = "native";
   int64_t layers = 0;
   int64_t hidden = 0;  ///< multiple of 16
   int64_t heads = 0;   ///< query heads; multiple of kv_heads
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;  ///< multiple of 16
+  int64_t head_dim = 0;  ///< of queries and keys; multiple of 16
   int64_t vocab = 0;
   int64_t dense_ffn = 0;  ///< multiple of 16; 0 if no layer is dense
   int64_t experts = 0;
@@ -39,6 +40,14 @@ struct ModelSpec {
   std::vector<uint8_t> moe_layer;  ///< one per layer, 1 = MoE
   bool qk_norm = false;            ///< RMSNorm over head_dim on queries and keys, before RoPE
   bool norm_topk_prob = true;      ///< the top-k probabilities of a token are scaled to sum 1
+  // Multi-head latent attention (MLA): queries, and keys with values, go through a narrow latent
+  // with an RMSNorm of its own; a key is a part without RoPE beside one rotated part that all heads
+  // share. All five 0 = no MLA. With MLA: kv_heads = heads, head_dim = qk_nope + qk_rope.
+  int64_t q_lora_rank = 0;       ///< width of the queries' latent; multiple of 16
+  int64_t kv_lora_rank = 0;      ///< width of the keys' and values' latent; multiple of 16
+  int64_t qk_nope_head_dim = 0;  ///< part of head_dim without RoPE; multiple of 16
+  int64_t qk_rope_head_dim = 0;  ///< part of head_dim with RoPE; multiple of 16
+  int64_t v_head_dim = 0;        ///< multiple of 16
   double rms_eps = 1e-6;
   double rope_theta = 10000.0;
   double dropout = 0.0;        ///< hidden-state dropout after attn_proj and after the MLP, [0, 1)
@@ -50,6 +59,11 @@ struct ModelSpec {
 
   bool is_moe(int64_t layer) const { return moe_layer[static_cast<size_t>(layer)] != 0; }
   int64_t moe_layers() const;
+  bool has_mla() const { return kv_lora_rank > 0; }
+  int64_t rope_dim() const { return has_mla() ? qk_rope_head_dim : head_dim; }
+  int64_t attn_out_width() const { return heads * (has_mla() ? v_head_dim : head_dim); }
+  int64_t kv_down_width() const { return kv_lora_rank + qk_rope_head_dim; }        ///< MLA
+  int64_t kv_up_width() const { return heads * (qk_nope_head_dim + v_head_dim); }  ///< MLA
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
@@ -64,14 +78,17 @@ ModelSpec model_from_json(const Json& object, const std::string& where);
 Json to_json(const ModelSpec& spec);
 
 /// A Hugging Face config.json of model_type mixtral or qwen3_moe (transformers 5; also older files
-/// with a top-level rope_theta). Keys that do not change the mathematics of training are ignored;
-/// keys that would, with a value we do not implement, throw InvalidInput.
+/// with a top-level rope_theta), or deepseek_v2, deepseek_v3 or kimi_k2. Keys that do not change
+/// the mathematics of training are ignored; keys that would, with a value we do not implement,
+/// throw InvalidInput. The last three families are for planning: what their routers and scaled RoPE
+/// compute is checked to be known and not kept, and their multi-token prediction layers are left
+/// out.
 /// The router's loss coefficient counts only with `output_router_logits: true`, as in transformers.
 ModelSpec model_from_hf_config(const Json& object, const std::string& where);
 
 /// The config.json that transformers needs to load this model's weights. A native model is written
 /// as qwen3_moe if it has qk_norm or dense layers, else as mixtral. Throws:  InvalidInput if
-/// neither family can express the model (a shared expert, for instance).
+/// neither family can express the model (a shared expert or MLA, for instance).
 Json to_hf_config(const ModelSpec& spec, int64_t max_positions);
 
 /// Reads a native or a Hugging Face file; "model_type" in it makes the difference.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bagualu/base/error.h"
@@ -40,7 +41,8 @@ TEST(ModelSpec, ReadsTheTinyPreset) {
 }
 
 TEST(ModelSpec, EveryPresetSurvivesARoundTrip) {
-  for (const char* name : {"tiny", "demo", "mixtral-8x7b", "qwen3-30b-a3b"}) {
+  for (const char* name : {"tiny", "demo", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b",
+                           "qwen3-235b-a22b", "deepseek-v3", "kimi-k2"}) {
     const ModelSpec spec = model_from_file(preset(name));
     EXPECT_EQ(spec.name, name);
     EXPECT_EQ(model_from_json(to_json(spec), "copy"), spec);
@@ -130,6 +132,46 @@ TEST(ModelSpec, RefusesAFamilyThatCannotExpressIt) {
   object["dense_layers"] = {0};
   object["dense_ffn"] = 64;
   EXPECT_EQ(refused_field(object), "dense_layers");
+}
+
+TEST(ModelSpec, ReadsLatentAttention) {
+  const ModelSpec spec = model_from_file(preset("deepseek-v3"));
+  EXPECT_TRUE(spec.has_mla());
+  EXPECT_EQ(spec.q_width(), 128 * 192);
+  EXPECT_EQ(spec.attn_out_width(), 128 * 128);
+  EXPECT_EQ(spec.kv_down_width(), 576);
+  EXPECT_EQ(spec.kv_up_width(), 128 * 256);
+  EXPECT_EQ(spec.rope_dim(), 64);
+  const ModelSpec without = model_from_file(preset("tiny"));
+  EXPECT_FALSE(without.has_mla());
+  EXPECT_EQ(without.attn_out_width(), without.q_width());
+  EXPECT_EQ(without.rope_dim(), without.head_dim);
+}
+
+TEST(ModelSpec, RefusesHalfOrContradictoryLatentAttention) {
+  const Json good = read_json_file(preset("deepseek-v3"));
+  for (const char* key :
+       {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
+    Json object = good;
+    object.erase(key);
+    EXPECT_EQ(refused_field(object), key);
+    object[key] = 40;  // no multiple of 16
+    EXPECT_EQ(refused_field(object), key);
+    object = tiny_json();
+    object[key] = 64;  // the others are missing
+    EXPECT_NE(refused_field(object), "") << key;
+  }
+  const std::vector<std::pair<const char*, Json>> cases = {
+      {"kv_heads", 64}, {"head_dim", 128}, {"qk_norm", true}, {"family", "qwen3_moe"}};
+  for (const auto& [key, value] : cases) {
+    Json object = good;
+    object[key] = value;
+    const std::string field = std::string(key) == "family" ? "kv_lora_rank" : key;
+    EXPECT_EQ(refused_field(object), field);
+  }
+  Json object = tiny_json();
+  object["family"] = "deepseek_v3";
+  EXPECT_EQ(refused_field(object), "kv_lora_rank");
 }
 
 TEST(ModelSpec, RefusesASizeThatNoIntegerHolds) {

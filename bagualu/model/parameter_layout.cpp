@@ -45,12 +45,21 @@ class LayoutBuilder {
 void add_attention(const ModelSpec& spec, int64_t layer, LayoutBuilder* builder) {
   const std::string prefix = fmt::format("layers.{}.", layer);
   builder->norm(prefix + "attn_norm", layer, spec.hidden);
-  builder->weight(prefix + "qkv", layer, {spec.qkv_width(), spec.hidden});
+  if (spec.has_mla()) {
+    builder->weight(prefix + "q_down", layer, {spec.q_lora_rank, spec.hidden});
+    builder->norm(prefix + "q_norm", layer, spec.q_lora_rank);
+    builder->weight(prefix + "q_up", layer, {spec.q_width(), spec.q_lora_rank});
+    builder->weight(prefix + "kv_down", layer, {spec.kv_down_width(), spec.hidden});
+    builder->norm(prefix + "kv_norm", layer, spec.kv_lora_rank);
+    builder->weight(prefix + "kv_up", layer, {spec.kv_up_width(), spec.kv_lora_rank});
+  } else {
+    builder->weight(prefix + "qkv", layer, {spec.qkv_width(), spec.hidden});
+  }
   if (spec.qk_norm) {
     builder->norm(prefix + "q_norm", layer, spec.head_dim);
     builder->norm(prefix + "k_norm", layer, spec.head_dim);
   }
-  builder->weight(prefix + "attn_proj", layer, {spec.hidden, spec.q_width()});
+  builder->weight(prefix + "attn_proj", layer, {spec.hidden, spec.attn_out_width()});
 }
 
 void add_mlp(const ModelSpec& spec, int64_t layer, int64_t experts_local, LayoutBuilder* builder) {

@@ -44,8 +44,8 @@ void add_step_tables(const ModelSpec& spec, const ParallelLayout& layout, const 
   const auto table = [&](const char* name, int64_t bytes) {
     memory.table_bytes += add(&memory, name, bytes);
   };
-  table("step.rope_cos", shape.seq * spec.head_dim * kFp32);
-  table("step.rope_sin", shape.seq * spec.head_dim * kFp32);
+  table("step.rope_cos", shape.seq * spec.rope_dim() * kFp32);
+  table("step.rope_sin", shape.seq * spec.rope_dim() * kFp32);
   table("step.ids", shape.tokens() * kInt64);
   table("step.targets", shape.tokens() * kInt64);
   table("step.scalars", kReducedScalars * kFp64);

@@ -89,6 +89,37 @@ TEST(ParameterCounts, EqualThePublishedOnes) {
   EXPECT_EQ(active_parameters(preset("qwen3-30b-a3b")), 3'353'032'704);
 }
 
+// DeepSeek-V3 without its multi-token prediction layer has 671,026,419,200 parameters, router
+// biases included, which are buffers here: 58 layers * 256. Kimi-K2's card says 1.03 T (1T), 32 B
+// active. By hand, per layer: attention 7168 * (1536 + 576) + 1536 * H * 192 + 512 * H * 256 +
+// H * 128 * 7168 and norms 1536 + 512 + 2 * 7168.
+TEST(ParameterCounts, OfLatentAttentionEqualThePublishedOnes) {
+  const ModelSpec deepseek = preset("deepseek-v3");
+  EXPECT_EQ(total_parameters(deepseek) + 58 * 256, 671'026'419'200);
+  const ModelSpec kimi = preset("kimi-k2");
+  const int64_t attention =
+      7168 * (1536 + 576) + 1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * 7168;
+  const int64_t moe = int64_t{385} * 3 * 7168 * 2048 + 384 * 7168;
+  EXPECT_EQ(total_parameters(kimi), 61 * (attention + 1536 + 512 + 2 * 7168) + 60 * moe +
+                                        3 * 7168 * 18432 + int64_t{2} * 163840 * 7168 + 7168);
+  EXPECT_NEAR(static_cast<double>(total_parameters(kimi)), 1.03e12, 0.005e12);
+  EXPECT_NEAR(static_cast<double>(active_parameters(kimi)), 32e9, 1e9);
+  EXPECT_EQ(total_parameters(preset("mixtral-8x22b")), 140'620'634'112);
+  EXPECT_EQ(total_parameters(preset("qwen3-235b-a22b")), 235'093'634'560);
+}
+
+TEST(ParameterLayout, LatentAttentionHasItsOwnParameters) {
+  const ParameterLayout layout = parameter_layout(preset("deepseek-v3"), 64);
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(layout.find("layers.60.q_down").shape, (Shape{1536, 7168}));
+  EXPECT_EQ(layout.find("layers.60.q_up").shape, (Shape{24576, 1536}));
+  EXPECT_EQ(layout.find("layers.60.kv_down").shape, (Shape{576, 7168}));
+  EXPECT_EQ(layout.find("layers.60.kv_up").shape, (Shape{32768, 512}));
+  EXPECT_EQ(layout.find("layers.60.attn_proj").shape, (Shape{7168, 16384}));
+  EXPECT_FALSE(layout.find("layers.60.kv_norm").decay);
+  EXPECT_THROW(layout.find("layers.60.qkv"), InternalError);
+}
+
 TEST(StaticMemory, CountsEveryStorageOnce) {
   // demo, EP 4. Dense elements: embedding and head 2 * 256 * 128 = 65,536; per layer norms
   // 2 * 128, qkv (8 + 2 * 4) * 16 * 128 = 32,768, attn_proj 128 * 128 = 16,384, router

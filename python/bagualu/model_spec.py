@@ -61,6 +61,8 @@ class ModelSpec:
 _REQUIRED = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k",
              "expert_ffn")
 _OPTIONAL_SIZES = ("dense_ffn", "shared_ffn")
+_LATENT_ATTENTION = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                     "v_head_dim")
 _FLOATS = {"rms_eps": (0.0, 1.0), "rope_theta": (1.0, 1e12), "dropout": (0.0, 1.0),
            "aux_loss_coef": (0.0, 1e6), "z_loss_coef": (0.0, 1e6), "router_bias_rate": (0.0, 1e6)}
 
@@ -126,6 +128,11 @@ def model_from_dict(value: dict[str, Any], where: str) -> ModelSpec:
     version = value.pop("version", _SCHEMA_VERSION)
     if version != _SCHEMA_VERSION:
         raise InvalidInput(where, "version", json.dumps(version), str(_SCHEMA_VERSION))
+    for key in _LATENT_ATTENTION:
+        if value.pop(key, 0) not in (0, None):
+            raise InvalidInput(where, key, "latent attention (MLA)",
+                               "0: such models are planned for, the runtime has no operators for "
+                               "them")
     known = {entry.name for entry in fields(ModelSpec)}
     for key in value:
         if key not in known:
