@@ -1,5 +1,7 @@
 #include "bagualu/cost/op_flops.h"
 
+#include <string>
+
 #include "bagualu/base/error.h"
 
 namespace bagualu {
@@ -122,8 +124,9 @@ OpWork Parts::work(OpKind kind) const {
       return gemm(spec.dense_ffn, h) + elementwise(h, h);
     case OpKind::kLmHead:
       return gemm(h, spec.vocab) + OpWork{x * spec.vocab * 4, x * spec.vocab * kFp32Bytes * 3, 0};
+    default:  // of the megatron profile, see cost/megatron_cost.h
+      throw InternalError("no operator of a native graph: " + std::string(op_kind_name(kind)));
   }
-  throw InternalError("unknown operator");
 }
 
 }  // namespace
@@ -134,6 +137,10 @@ bool scales_with_rows(OpKind kind) {
     case OpKind::kDispatchUnpack:
     case OpKind::kExperts:
     case OpKind::kCombine:
+    case OpKind::kExpertFc1:
+    case OpKind::kMoeAct:
+    case OpKind::kExpertFc2:
+    case OpKind::kRowCast:
       return true;
     // dispatch_pack and combine_unpack handle this rank's own tokens, top_k rows each.
     default:

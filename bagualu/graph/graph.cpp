@@ -61,6 +61,42 @@ void check_order(const Graph& graph) {
   }
 }
 
+// Note [Recompute order]: backward runs downwards, so the saved inputs of a producer must live until
+// the outputs' last backward reader, which is at or above the inputs' own last reader. An unsaved
+// input is made again by its own producer, which asks the same of its inputs; that producer may be
+// neither a collective nor a router.
+class ClosureCheck {
+ public:
+  ClosureCheck(const Graph& graph, const UnitSpec& unit) : graph_(graph), unit_(unit) {
+    first_last_read_ = static_cast<int>(graph.ops.size());
+    for (int s : unit.storages) {
+      first_last_read_ = std::min(first_last_read_, graph.last_backward_read[s]);
+    }
+  }
+
+  void visit(int op) {
+    if (contains(seen_, op)) return;
+    seen_.push_back(op);
+    for (int in : graph_.ops[op].reads) {
+      const StorageSpec& input = graph_.storages[in];
+      if (input.unit >= 0) {
+        BGL_CHECK(graph_.last_backward_read[in] <= first_last_read_, unit_.name, input.name);
+        continue;
+      }
+      const OpSpec& producer = graph_.ops[input.producer];
+      BGL_CHECK(producer.stream == Stream::kCompute && producer.kind != OpKind::kRouter, unit_.name,
+                input.name, "not saved, and cannot be made again");
+      visit(input.producer);
+    }
+  }
+
+ private:
+  const Graph& graph_;
+  const UnitSpec& unit_;
+  int first_last_read_ = 0;
+  std::vector<int> seen_;
+};
+
 void check_units(const Graph& graph) {
   for (size_t u = 0; u < graph.units.size(); ++u) {
     const UnitSpec& unit = graph.units[u];
@@ -71,14 +107,7 @@ void check_units(const Graph& graph) {
       BGL_CHECK(graph.last_backward_read[s] >= 0, unit.name, "saved but read by no backward");
     }
     if (unit.rebuild != Rebuild::kOp) continue;
-    // Note [Recompute order]: backward runs downwards, so the inputs of a producer must live until
-    // the outputs' last backward reader, which is at or above the inputs' own last reader.
-    for (int in : graph.ops[unit.producer].reads) {
-      BGL_CHECK(graph.storages[in].unit >= 0, unit.name, graph.storages[in].name, "not saved");
-      for (int s : unit.storages) {
-        BGL_CHECK(graph.last_backward_read[in] <= graph.last_backward_read[s], unit.name);
-      }
-    }
+    ClosureCheck(graph, unit).visit(unit.producer);
   }
 }
 
@@ -127,11 +156,14 @@ std::vector<int64_t> Graph::storage_bytes(const std::vector<LayerLoad>& loads) c
 }
 
 std::string_view op_kind_name(OpKind kind) {
-  static constexpr std::array<std::string_view, 22> kNames = {
+  static constexpr std::array<std::string_view, 41> kNames = {
       "embedding",  "attn_norm", "qkv",      "qk_norm",         "core_attn",  "attn_proj",
       "mlp_norm",   "router",    "dispatch_pack", "dispatch",   "dispatch_unpack", "experts",
       "combine",    "combine_unpack", "shared_fc1", "shared_act", "shared_fc2", "mlp_fc1",
-      "mlp_act",    "mlp_fc2",   "final_norm", "lm_head"};
+      "mlp_act",    "mlp_fc2",   "final_norm", "lm_head",
+      "stage_recv", "stage_send", "q_down",   "q_norm",    "q_up",      "kv_down",   "kv_norm",
+      "kv_up",      "k_norm",    "q_rope",    "k_rope",    "attn_bda",  "expert_fc1", "moe_act",
+      "expert_fc2", "mlp_bda",   "loss",      "cast",      "row_cast"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -76,6 +76,26 @@ enum class OpKind : uint8_t {
   kMlpFc2,
   kFinalNorm,
   kLmHead,  ///< head and cross entropy: logits are its scratch, log-probabilities its output
+  // Of the megatron profile only (graph/megatron_moe.h); its lm_head makes the logits alone.
+  kStageRecv,
+  kStageSend,
+  kQDown,
+  kQNorm,
+  kQUp,
+  kKvDown,
+  kKvNorm,
+  kKvUp,
+  kKNorm,
+  kQRope,
+  kKRope,
+  kAttnBda,
+  kExpertFc1,
+  kMoeAct,
+  kExpertFc2,
+  kMlpBda,
+  kLoss,
+  kCast,     ///< copy of a token storage at another precision
+  kRowCast,  ///< copy of a row storage at another precision
 };
 
 enum class Stream : uint8_t { kCompute, kComm };
@@ -88,7 +108,7 @@ enum class StorageKind : uint8_t {
 /// How a unit may be rebuilt when its bytes were given up.
 enum class Rebuild : uint8_t {
   kNever,     ///< behind a collective or routing: kept or offloaded, never recomputed
-  kOp,        ///< run the producer again
+  kOp,        ///< run the producer again, and first the producers of what it reads unsaved
   kInPieces,  ///< expert intermediates: rebuilt piece by piece inside the backward, and never
               ///< materialised in the forward
 };

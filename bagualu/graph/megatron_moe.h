@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+#include "bagualu/graph/graph.h"
+#include "bagualu/model/model_spec.h"
+
+namespace bagualu {
+
+/// One pipeline stage of a model as Megatron-Core with Transformer Engine trains it in bf16.
+struct MegatronGraphOptions {
+  int64_t micro_batch_size = 1;  ///< sequences per micro-batch and rank
+  int64_t seq = 4096;            ///< tokens per sequence
+  int64_t ep_size = 1;           ///< 1: no exchange, rows are a gather and may be recomputed
+  int64_t first_layer = 0;       ///< of the stage, in the model
+  int64_t layer_count = 0;       ///< of the stage; 0: all from first_layer on
+  bool has_embedding = true;     ///< false: the stage receives its input from the stage before
+  bool has_head = true;          ///< false: the stage sends its output to the stage behind
+  /// Gate weights multiply the returned rows instead of the expert activation: combine then saves
+  /// T * top_k rows (Megatron without --moe-apply-probs-on-input or the fused permutation).
+  bool gate_at_combine = false;
+  /// The wide GEMM inputs (normed_attn, normed_mlp, rows, activation outputs) exist twice: the GEMM
+  /// reads an FP8 copy that a cast made of the bf16 storage, and backward reads both copies, so
+  /// that neither leaves without a decision. 1 byte per element and an fp32 scale per 128 elements.
+  bool fp8_twins = false;
+  int64_t router_probs_element_bytes = 2;  ///< 4 with --moe-router-dtype fp32
+};
+
+/// The operator graph of the `megatron` implementation profile: what Megatron-Core keeps for
+/// backward, storage by storage, for planning only; nothing executes it. Operators are Megatron's,
+/// every saved storage is a unit of its own (named as the storage), and intermediates that no
+/// backward reads are storages without a unit, so that recomputing what was made from them makes
+/// them again.
+/// Shapes: docs/design.md, section 4, table of the megatron profile; T = micro_batch_size * seq.
+/// Names carry the model's layer number, StorageSpec::layer and loads the stage's (from 0).
+/// Workspaces are empty; gradients are storages of the size of what they differentiate.
+/// Requires: a validated spec. Ensures: finalize() has run.
+/// Throws: InvalidInput if the layer range or ep_size does not fit the model.
+/// Source: Megatron-Core and Transformer Engine as read by Megatron-MoE-ModelZoo's memory estimate.
+Graph build_megatron_graph(const ModelSpec& spec, const MegatronGraphOptions& options);
+
+}  // namespace bagualu
