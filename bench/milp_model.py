@@ -39,10 +39,10 @@ class Milp:
     def row(self, terms: dict[int, float], lower: float = -INF, upper: float = INF) -> None:
         self.rows.append((terms, lower, upper))
 
-    def solve(self, time_limit_s: float, absolute_gap: float) -> Answer:
+    def solve(self, time_limit_s: float, absolute_gap: float, relative_gap: float = 0.0) -> Answer:
         import highspy
         solver = _make_highs(highspy)
-        for option, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 0.0),
+        for option, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", relative_gap),
                               ("mip_abs_gap", absolute_gap), ("time_limit", time_limit_s),
                               ("mip_feasibility_tolerance", 1e-9)):
             solver.setOptionValue(option, value)

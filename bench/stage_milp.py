@@ -7,7 +7,8 @@ The model: a binary per unit and residency, a binary per op that runs again; an 
 makes the producers of the unsaved storages that it reads run again; max(0, .) is a continuous
 column. HiGHS works within tolerances, so no answer of it is believed: every choice is evaluated in
 integers (stage_case.py), and one that is over a budget by a byte is cut off and the model solved
-again.
+again. The last per mille of a proof takes HiGHS most of its time, so check() asks for it only
+where the verdict hangs on it.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from stage_case import (Value, allowed, evaluate, over_budget, parents, producer
 
 NS = 1e-3  # objective in us: numbers near 1 suit HiGHS's tolerances
 GAP_NS = 0.5  # optimal up to this
+ROUGH_FRACTION, ROUGH_NS = 1e-3, 5_000  # a tenth of what is allowed
 ALLOWED_FRACTION, ALLOWED_NS = 0.01, 50_000  # of the product's cost over the optimum
 
 
@@ -35,7 +37,7 @@ class Optimum(NamedTuple):
     value: Value | None  # None: no choice fits, or none was found in time
     residency: list[list[str]] | None
     bound_ns: float  # no choice that fits costs less; inf: no choice fits
-    proven: bool
+    proven: bool  # the gap asked for was reached
 
 
 class StageModel:
@@ -130,11 +132,13 @@ def _weights(load: dict[int, int]) -> tuple[dict[int, float], int]:
     return {column: size / unit for column, size in load.items() if size}, unit
 
 
-def solve(case: dict, time_limit_s: float = 60.0) -> Optimum:
+def solve(case: dict, time_limit_s: float = 60.0, gap_ns: float = GAP_NS,
+          gap_fraction: float = 0.0) -> Optimum:
+    """Stops when one of the gaps is reached."""
     model = StageModel(case)
     end = time.monotonic() + time_limit_s
     while True:
-        answer = model.milp.solve(max(0.01, end - time.monotonic()), GAP_NS * NS)
+        answer = model.milp.solve(max(0.01, end - time.monotonic()), gap_ns * NS, gap_fraction)
         bound_ns = answer.bound / NS
         if answer.values is None:
             return Optimum(None, None, bound_ns, answer.status == "infeasible")
@@ -145,8 +149,10 @@ def solve(case: dict, time_limit_s: float = 60.0) -> Optimum:
             break
         for budget in over:
             model.cut_off(residency, budget)
-    gap = float(value.cost_ns) - bound_ns
-    return Optimum(value, residency, bound_ns, gap <= 2 * GAP_NS + 1e-7 * float(value.cost_ns))
+    cost_ns = float(value.cost_ns)
+    # HiGHS reckons its gap with its own objective, which its tolerances move a little.
+    wanted = GAP_NS + max(gap_ns, (gap_fraction + 1e-7) * cost_ns)
+    return Optimum(value, residency, bound_ns, cost_ns - bound_ns <= wanted)
 
 
 def solve_milp(case: dict, time_limit_s: float = 60.0
@@ -178,11 +184,12 @@ class Check:
     """What check() saw in one case. Costs in ns."""
     case: int
     problems: list[str] = field(default_factory=list)
+    open_questions: list[str] = field(default_factory=list)  # HiGHS ran out of time
     feasible: bool = True
     cost_ns: float = 0.0
-    optimum_ns: float = 0.0
+    optimum_ns: float = 0.0  # the cheaper of the product's choice and HiGHS's
+    optimum_bound_ns: float = 0.0  # HiGHS's
     bound_ns: float = 0.0
-    proven: bool = True
     product_ns: int = 0
     milp_ns: int = 0
 
@@ -197,29 +204,19 @@ class Check:
 
 def check(case: dict, time_limit_s: float = 60.0) -> Check:
     """Holds the product's answer against integers and against HiGHS."""
-    seen = Check(case["case"])
+    seen, result = Check(case["case"]), case["result"]
     begin = time.perf_counter_ns()
-    best = solve(case, time_limit_s)
-    seen.milp_ns = time.perf_counter_ns() - begin
-    result = case["result"]
-    seen.product_ns = result["solve_ns"]
-    seen.feasible = result["feasible"]
+    best = solve(case, time_limit_s, ROUGH_NS, ROUGH_FRACTION)
+    seen.product_ns, seen.feasible = result["solve_ns"], result["feasible"]
     if not result["feasible"]:
         _check_refusal(case, best, seen)
-        return seen
-    try:
-        value = evaluate(case, result["residency"])
-    except ValueError as error:
-        seen.problems.append(str(error))
-        return seen
-    for budget, more in over_budget(case, value).items():
-        seen.problems.append(f"{more} bytes over the {budget} budget")
-    if value.device_bytes != result["device_bytes"]:
-        seen.problems.append(f"says {result['device_bytes']} device bytes: {value.device_bytes}")
-    # The link's part of each micro-batch may be rounded to a whole ns.
-    if abs(value.cost_ns - Fraction(result["cost_ns"])) > len(case["microbatches"]):
-        seen.problems.append(f"says {result['cost_ns']} ns: {float(value.cost_ns)}")
-    _compare(value, result, best, seen)
+    elif (value := _check_answer(case, seen)) is not None:
+        seen.cost_ns, seen.bound_ns = float(value.cost_ns), result["bound_ns"]
+        _compare(seen, best)
+        if seen.open_questions and not seen.problems:
+            seen.open_questions.clear()
+            _compare(seen, solve(case, time_limit_s))
+    seen.milp_ns = time.perf_counter_ns() - begin
     return seen
 
 
@@ -227,29 +224,60 @@ def _check_refusal(case: dict, best: Optimum, seen: Check) -> None:
     if best.value is not None:
         seen.problems.append("refused, and a choice fits")
         return
-    least = least_device_bytes(case)
-    if least is None:
+    if not best.proven:
+        seen.open_questions.append("refused; HiGHS found no choice that fits in its time")
         return
-    missing = least - case["budget_bytes"]
-    if missing != case["result"]["missing_bytes"]:
+    least = least_device_bytes(case)
+    missing = None if least is None else least - case["budget_bytes"]
+    if missing is not None and missing != case["result"]["missing_bytes"]:
         seen.problems.append(f"says {case['result']['missing_bytes']} bytes missing: {missing}")
 
 
-def _compare(value: Value, result: dict, best: Optimum, seen: Check) -> None:
-    """Cost and bound. A choice evaluated in integers that fits is above the optimum for certain."""
-    known = [value.cost_ns] + ([best.value.cost_ns] if best.value is not None else [])
-    seen.cost_ns, seen.bound_ns, seen.proven = float(value.cost_ns), result["bound_ns"], best.proven
-    seen.optimum_ns = float(best.value.cost_ns) if best.value is not None else best.bound_ns
-    if math.isinf(best.bound_ns):
-        seen.problems.append("HiGHS calls a case infeasible that the product solved")
+def _check_answer(case: dict, seen: Check) -> Value | None:
+    """The answer by itself, in integers."""
+    result = case["result"]
+    try:
+        value = evaluate(case, result["residency"])
+    except ValueError as error:
+        seen.problems.append(str(error))
+        return None
+    for budget, more in over_budget(case, value).items():
+        seen.problems.append(f"{more} bytes over the {budget} budget")
+    if value.device_bytes != result["device_bytes"]:
+        seen.problems.append(f"says {result['device_bytes']} device bytes: {value.device_bytes}")
+    # The link's part of each micro-batch may be rounded to a whole ns.
+    if abs(value.cost_ns - Fraction(result["cost_ns"])) > len(case["microbatches"]):
+        seen.problems.append(f"says {result['cost_ns']} ns: {float(value.cost_ns)}")
+    return value
+
+
+def _limit_ns(cost_ns: float) -> float:
+    return cost_ns + max(ALLOWED_FRACTION * cost_ns, ALLOWED_NS) + 1
+
+
+def _compare(seen: Check, best: Optimum) -> None:
+    """Cost and bound against the optimum, which lies between HiGHS's bound and the best choice."""
+    if math.isinf(best.bound_ns) and best.bound_ns > 0:
+        if not seen.problems:
+            seen.problems.append("solved, and HiGHS calls it infeasible")
         return
-    if best.proven and seen.cost_ns < seen.optimum_ns - 1:
-        seen.problems.append(f"below HiGHS's proven optimum {seen.optimum_ns} ns")
-    if seen.cost_ns > best.bound_ns + max(ALLOWED_FRACTION * best.bound_ns, ALLOWED_NS) + 1:
-        text = "optimum" if best.proven else "HiGHS's bound at its time limit,"
-        seen.problems.append(f"{seen.cost_ns} ns is too far above the {text} {best.bound_ns} ns")
-    if result["bound_ns"] > min(known) + 1:
-        seen.problems.append(f"bound {result['bound_ns']} ns above {float(min(known))} ns")
+    over = [p for p in seen.problems if "budget" in p]
+    known = [seen.cost_ns] if not over else []
+    if best.value is not None:
+        known.append(float(best.value.cost_ns))
+    seen.optimum_ns = min(known, default=best.bound_ns)
+    seen.optimum_bound_ns = best.bound_ns
+    if not over and seen.cost_ns < best.bound_ns * (1 - 1e-7) - 1:
+        seen.problems.append(f"{seen.cost_ns} ns is below HiGHS's bound {best.bound_ns} ns")
+    if seen.cost_ns > _limit_ns(seen.optimum_ns):
+        seen.problems.append(f"{seen.cost_ns} ns is too far above the optimum, at most "
+                             f"{seen.optimum_ns} ns")
+    elif seen.cost_ns > _limit_ns(best.bound_ns):
+        seen.open_questions.append("cost may be too far above the optimum")
+    if seen.bound_ns > seen.optimum_ns + 1:
+        seen.problems.append(f"bound {seen.bound_ns} ns above {seen.optimum_ns} ns")
+    elif seen.bound_ns > best.bound_ns + 1 + 1e-7 * seen.optimum_ns:
+        seen.open_questions.append("bound may be above the optimum")
 
 
 def distribution(values: list[float], digits: int) -> dict[str, float]:
@@ -263,16 +291,18 @@ def summary(checks: list[Check]) -> dict:
     figures = {"figure": "decide_vs_milp", "kind": "measured", "cases": len(checks),
                "infeasible": len(checks) - len(solved),
                "failed": sum(bool(seen.problems) for seen in checks),
-               "not_proven_by_milp": sum(not seen.proven for seen in checks)}
+               "open": sum(bool(seen.open_questions) for seen in checks)}
     if solved:
         figures |= {
-            "optimal": sum(abs(seen.excess_ns) <= 1 for seen in solved),
             "cost_zero": sum(seen.cost_ns == 0 for seen in solved),
+            "within_1_ns": sum(seen.excess_ns <= 1 for seen in solved),
             "excess_fraction": distribution([s.excess_fraction for s in solved], 6),
             "excess_us": distribution([s.excess_ns / 1e3 for s in solved], 3),
+            "optimum_known_to_us": distribution(
+                [max(0.0, s.optimum_ns - s.optimum_bound_ns) / 1e3 for s in solved], 3),
             "certified_gap_us": distribution([(s.cost_ns - s.bound_ns) / 1e3 for s in solved], 3),
             "product_us": distribution([s.product_ns / 1e3 for s in solved], 1),
-            "milp_us": distribution([s.milp_ns / 1e3 for s in solved], 1)}
+            "milp_ms": distribution([s.milp_ns / 1e6 for s in solved], 1)}
     return figures
 
 
@@ -284,8 +314,8 @@ def main() -> int:
     checks = []
     for case in read_cases(args.cases):
         checks.append(check(case, args.limit))
-        for problem in checks[-1].problems:
-            print(f"case {case['case']}: {problem}", file=sys.stderr, flush=True)
+        for text in checks[-1].problems + checks[-1].open_questions:
+            print(f"case {case['case']}: {text}", file=sys.stderr, flush=True)
     print(json.dumps(summary(checks)))
     return int(any(seen.problems for seen in checks))
 
