@@ -123,6 +123,8 @@ class PoetModel:
                     for u in range(self.units)}
         milp.row(compute, lower=-microbatch["bubble_ns"] * NS)
         milp.row(out, lower=-microbatch["free_link_bytes"] / self.mib)
+        if self.case["link_ns_per_byte"] == 0:  # nothing goes past the free bytes
+            milp.column_upper[overflow] = 0.0
 
     def residency(self, values: list[float]) -> list[list[str]]:
         """What the state at the peak means for each unit."""

@@ -5,6 +5,7 @@ error there cannot hide here. A case is one line of what decide_cases prints:
   storages, units, ops   one graph, shared by all micro-batches; storage "unit" -1 = not saved
   microbatches           per micro-batch: free_link_bytes, bubble_ns, bytes by storage, ns by op and
                          by unit
+  link_ns_per_byte       of bytes past the free ones; 0 = nothing may go past them
   budget_bytes           device bytes for the saved storages of all micro-batches together
   recompute_only         if true, units are saved or recomputed, nothing else
   result                 what the product answered
@@ -116,8 +117,7 @@ def evaluate(case: dict, residency: list[list[str]]) -> Value:
                 out += unit_bytes(case, microbatch, unit)
         offloaded.append(out)
         cost += max(0, compute_ns(case, microbatch, chosen) - microbatch["bubble_ns"])
-        cost += (Fraction(case["link_ns_per_byte"])
-                 * max(0, out - microbatch["free_link_bytes"]))
+        cost += Fraction(case["link_ns_per_byte"]) * max(0, out - microbatch["free_link_bytes"])
     return Value(device, offloaded, cost)
 
 
@@ -129,4 +129,8 @@ def over_budget(case: dict, value: Value) -> dict[str, int]:
     host = case["host_budget_bytes"]
     if host is not None and sum(value.offloaded_bytes) > host:
         over["host"] = sum(value.offloaded_bytes) - host
+    if case["link_ns_per_byte"] == 0:
+        for m, (microbatch, out) in enumerate(zip(case["microbatches"], value.offloaded_bytes)):
+            if out > microbatch["free_link_bytes"]:
+                over[f"link {m}"] = out - microbatch["free_link_bytes"]
     return over

@@ -110,8 +110,10 @@ class TestEvaluate:
         case = chain_case(host_budget_bytes=100)
         value = evaluate(case, [["offload", "save", "save"]])
         assert over_budget(case, value) == {}
-        case |= {"budget_bytes": 99, "host_budget_bytes": 98}
-        assert over_budget(case, value) == {"device": 1, "host": 2}
+        case |= {"budget_bytes": 99, "host_budget_bytes": 98, "link_ns_per_byte": 0}
+        assert over_budget(case, value) == {"device": 1, "host": 2, "link 0": 100}
+        case["microbatches"][0]["free_link_bytes"] = 97
+        assert over_budget(case, value) == {"device": 1, "host": 2, "link 0": 3}
 
     @pytest.mark.parametrize("unit, residency", [("pinned", "offload"), ("never", "recompute"),
                                                  ("never", "quantise"), ("never", "drop")])
@@ -172,7 +174,7 @@ def random_case(seed: int) -> dict:
     return make_case(units, ops, storages, batches, case=seed,
                      budget_bytes=int(total * rng.uniform(0, 1.05)),
                      host_budget_bytes=rng.choice([None, None, int(total * rng.uniform(0, 0.6))]),
-                     link_ns_per_byte=rng.choice([0.03125, 1.7, 40.0]) / granule * 10,
+                     link_ns_per_byte=rng.choice([0, 0.03125, 1.7, 40.0]) / granule * 10,
                      allow_quantise=rng.random() < 0.3 and count <= 5)
 
 
@@ -212,6 +214,8 @@ def choices_of(case: dict, batch: dict) -> list[tuple]:
             mask |= option[3]
         ns += sum(cost for o, cost in enumerate(batch["op_ns"]) if mask >> o & 1)
         out = sum(option[1] for option in picked)
+        if case["link_ns_per_byte"] == 0 and out > batch["free_link_bytes"]:
+            continue  # no price: nothing goes past the window
         answers.add((sum(option[0] for option in picked), out,
                      max(0, ns - batch["bubble_ns"]) + Fraction(case["link_ns_per_byte"])
                      * max(0, out - batch["free_link_bytes"])))
@@ -263,8 +267,8 @@ def test_overruns_of_the_solver_are_cut_off_exactly(monkeypatch):
     """Budget rows 20 % too loose: what HiGHS then takes beyond the budget has to be cut off."""
     cuts = []
     cut_off = StageModel.cut_off
-    monkeypatch.setattr(StageModel, "_limit", lambda self, load, limit: self.milp.row(
-        load, upper=limit * 1.2))
+    monkeypatch.setattr(StageModel, "_limit", lambda self, name, load, limit: (
+        self.budgets.update({name: (load, limit)}), self.milp.row(load, upper=limit * 1.2)))
     monkeypatch.setattr(StageModel, "cut_off", lambda self, *more: (
         cuts.append(more), cut_off(self, *more)))
     for seed in range(40):
@@ -298,7 +302,7 @@ def test_random_cases_hold_what_they_are_for():
 @needs_highs
 @pytest.mark.parametrize("change, problem", [
     ({"residency": [["save", "save", "save"]], "cost_ns": 0, "device_bytes": 200},
-     "1 bytes over the device budget"),
+     "1 bytes over the budget of device"),
     ({"cost_ns": 60_005}, "says 60005 ns: 60007.0"),
     ({"device_bytes": 159}, "says 159 device bytes: 160"),
     ({"bound_ns": 60_009}, "bound 60009 ns above 60007.0 ns"),
