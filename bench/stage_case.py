@@ -1,12 +1,21 @@
 """One dumped stage problem: what a choice of residencies costs, in exact integers.
 
-Written from the statement in docs/design.md alone and sharing no code with the product, so that an
-error there cannot hide here. A case is one line of what decide_cases prints:
-  storages, units, ops   one graph, shared by all micro-batches; storage "unit" -1 = not saved
+Written from this statement alone and sharing no code with the product, so that an error there
+cannot hide here. Micro-batches m in flight, each the same graph at its own loads:
+  save        the unit's bytes stay on the device; pinned units are always saved
+  offload     0 bytes on the device, the unit's bytes over the link
+  recompute   0 bytes; not if rebuild is "never". "pieces": pieces_ns of its own. "op": its producer
+              runs again, and so does what makes the unsaved storages (unit -1) that an op run again
+              reads; each op once per micro-batch
+  quantise    encoded bytes stay, encode_ns; only where allowed
+  cost = sum of max(0, compute_ns(m) - bubble_ns(m))
+       + link_ns_per_byte * sum of max(0, offloaded(m) - free_link_bytes(m))
+  device bytes of all m <= budget_bytes; offloaded bytes of all m <= host_budget_bytes, unless null
+A case is one line of what decide_cases prints:
+  storages, units, ops   the graph
   microbatches           per micro-batch: free_link_bytes, bubble_ns, bytes by storage, ns by op and
                          by unit
   link_ns_per_byte       of bytes past the free ones; 0 = nothing may go past them
-  budget_bytes           device bytes for the saved storages of all micro-batches together
   recompute_only         if true, units are saved or recomputed, nothing else
   result                 what the product answered
 """
