@@ -59,7 +59,7 @@ void add_flags(CLI::App* app, PlanFlags* flags) {
   add("--threads", &flags->threads, "COUNT", "compute threads of a rank");
   add("--policy", &flags->policies, "NAME,...",
       "policies to try [all]: save-all, full-recompute, selective (core_attn), static (fitted to "
-      "1.2x), threshold, adaptive");
+      "1.2x), threshold, adapipe, kwai, retry, adaptive");
   add("--system", &flags->system, "FILE|NAME",
       "machine whose rates price the choices: a file or a name from configs/systems");
   add("--json", &flags->json, "FILE|-", "write the answer as JSON; with - instead of the table");

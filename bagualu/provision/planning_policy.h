@@ -1,5 +1,9 @@
 #pragma once
 
+#include <memory>
+#include <string_view>
+#include <vector>
+
 #include "bagualu/provision/plan_search.h"
 #include "bagualu/provision/policy.h"
 #include "bagualu/provision/predictor.h"
@@ -14,11 +18,21 @@ class PlanningPolicy : public Policy {
   /// Describes `plan` with its exact prediction for the loads known now.
   Decision describe(const GateInput& input, Plan plan);
   Decision describe(const GateInput& input, Plan plan, const Prediction& prediction) const;
+  /// The same for a whole micro-batch at these loads.
+  Decision describe_start(const std::vector<LayerLoad>& loads, const Plan& plan);
+  /// Every layer at `factor` times the balanced load.
+  std::vector<LayerLoad> loads_at(double factor) const;
 
   const ProvisionContext context_;
   const Graph& graph_;
   Predictor predictor_;
 };
+
+/// A unit's name without its layer: "core_attn".
+std::string_view local_name(std::string_view unit);
+
+/// Throws: InvalidInput unless a load factor is above 0 and finite.
+void check_factor(const char* option, double factor);
 
 std::unique_ptr<Policy> make_save_all(const ProvisionContext& context);
 std::unique_ptr<Policy> make_full_recompute(const ProvisionContext& context);
@@ -27,6 +41,10 @@ std::unique_ptr<Policy> make_selective(const ProvisionContext& context,
 std::unique_ptr<Policy> make_static(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_threshold(const ProvisionContext& context,
                                        const PolicyOptions& options);
+std::unique_ptr<Policy> make_adapipe(const ProvisionContext& context,
+                                     const PolicyOptions& options);
+std::unique_ptr<Policy> make_kwai(const ProvisionContext& context, const PolicyOptions& options);
+std::unique_ptr<Policy> make_retry(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_adaptive(const ProvisionContext& context);
 
 }  // namespace bagualu

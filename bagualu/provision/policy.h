@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,6 +74,9 @@ struct Decision {
   bool cache_hit = false;           ///< adaptive: no search, the plan was known and replayed anew
   bool mitigated = false;           ///< the plan differs from what the policy does in calm
   int64_t needed_bytes = 0;         ///< by how much the calm plan would exceed the budget
+  /// The step's gradients are to be thrown away and the step run once more with full recompute;
+  /// exposed_ns then includes this micro-batch's repetition, not those of the step's others.
+  bool repeat_step = false;
 };
 
 class Policy {
@@ -88,6 +92,12 @@ struct PolicyOptions {
   double static_fit_imbalance = 1.2;          ///< static: load factor the fitted plan must survive
   std::vector<std::string> recompute_modules = {}; ///< selective: Megatron's names
   double threshold = 2.0;                     ///< threshold: load_imbalance that triggers
+  double adapipe_fit_imbalance = 1.2;         ///< adapipe: load factor its plan must survive
+  int64_t adapipe_in_flight = 1;              ///< adapipe: micro-batches that share the budget
+  /// kwai: fraction of the saved bytes that are not recomputed; none = the smallest that fits
+  std::optional<double> kwai_offload_ratio = {};
+  double kwai_fit_imbalance = 1.2;            ///< kwai: load factor its ratio must survive
+  double retry_factor = 1.10;                 ///< retry: load factor its buffers hold
 };
 
 /// The names make_policy() knows.

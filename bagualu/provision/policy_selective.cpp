@@ -39,11 +39,6 @@ const Module& find_module(const std::string& name) {
   throw InvalidInput("options", "recompute_modules", name, allowed);
 }
 
-std::string_view local_name(std::string_view unit) {
-  const size_t dot = unit.find('.');
-  return dot == std::string_view::npos ? unit : unit.substr(dot + 1);
-}
-
 Plan selective_plan(const Graph& graph, const std::vector<std::string>& names) {
   if (names.empty()) {
     throw InvalidInput("options", "recompute_modules", "an empty list", "at least one module");

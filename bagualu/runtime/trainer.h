@@ -45,7 +45,8 @@ struct TrainerOptions {
   static TrainerOptions from_json(const Json& json, const std::string& where);
 };
 
-/// {"plan","static_fit_imbalance","threshold","recompute_modules"}, all optional.
+/// {"plan","static_fit_imbalance","threshold","recompute_modules","adapipe_fit_imbalance",
+/// "adapipe_in_flight","kwai_offload_ratio","kwai_fit_imbalance","retry_factor"}, all optional.
 PolicyOptions policy_options_from_json(const Json& json, const std::string& where);
 
 /// The budget is below what any routing may need.

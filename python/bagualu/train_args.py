@@ -11,7 +11,8 @@ from bagualu.errors import InvalidInput
 from bagualu.units import parse_bytes
 
 WHERE = "command line"
-POLICIES = ("save-all", "full-recompute", "selective", "static", "threshold", "adaptive")
+POLICIES = ("save-all", "full-recompute", "selective", "static", "threshold", "adapipe", "kwai",
+            "retry", "adaptive")
 
 
 class Parser(argparse.ArgumentParser):
