@@ -60,7 +60,9 @@ void print_policies(const PlanRequest& request, const PlanReport& report, std::o
     out << fmt::format(
         "  {:<18}{:<20}{:<22}{}\n", outcome.policy, factor_text(outcome.largest_imbalance),
         fmt::format("{}{}", format_bytes(outcome.peak.bytes), outcome.fits ? "" : " (over)"),
-        outcome.fits ? format_ns(outcome.exposed_ns) : "-");
+        outcome.fits ? format_ns(outcome.exposed_ns) +
+                           (outcome.repeats_step ? ", runs every step twice" : "")
+                     : "-");
   }
 }
 
@@ -80,7 +82,8 @@ Json to_json(const PlanRequest& request, const PlanReport& report) {
                         {"largest_imbalance", outcome.largest_imbalance},
                         {"peak", peak_json(outcome.peak)},
                         {"fits", outcome.fits},
-                        {"exposed_ns", outcome.exposed_ns}});
+                        {"exposed_ns", outcome.exposed_ns},
+                        {"repeats_step", outcome.repeats_step}});
   }
   const Json budget = request.budget_bytes > 0 ? Json(request.budget_bytes) : Json(nullptr);
   const Json host = request.host_budget_bytes > 0 ? Json(request.host_budget_bytes) : Json(nullptr);
@@ -130,8 +133,7 @@ void print_table(const PlanRequest& request, const PlanReport& report, std::ostr
   out << "static memory of a rank\n";
   line(out, "dense parameters and their state", format_bytes(fixed.dense_bytes));
   line(out, "local experts and their state", format_bytes(fixed.expert_bytes));
-  line(out, "buffers and tables of a step",
-       format_bytes(fixed.buffer_bytes + fixed.table_bytes));
+  line(out, "buffers and tables of a step", format_bytes(fixed.buffer_bytes + fixed.table_bytes));
   line(out, "total", format_bytes(fixed.total_bytes()));
   out << fmt::format("\n{:<36}{:<12}{}\n", "saved activations, everything kept", "calm", loaded);
   print_layers(report.layers, out);

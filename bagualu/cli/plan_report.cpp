@@ -124,6 +124,7 @@ class Planner {
                    (request_.host_budget_bytes == 0 ||
                     run.memory.host_peak_bytes <= request_.host_budget_bytes);
     outcome.exposed_ns = run.decisions.back().exposed_ns;
+    outcome.repeats_step = run.decisions.back().repeat_step;
     outcome.largest_imbalance = largest_surviving_factor(name, context_, options);
     report_.policies.push_back(std::move(outcome));
   }

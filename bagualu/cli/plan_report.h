@@ -48,6 +48,7 @@ struct PolicyOutcome {
   PeakBytes peak;                ///< at the asked imbalance
   bool fits = false;             ///< at the asked imbalance
   int64_t exposed_ns = 0;        ///< predicted extra time per micro-batch at the asked imbalance
+  bool repeats_step = false;     ///< the whole step would be run twice
 };
 
 struct PlanReport {

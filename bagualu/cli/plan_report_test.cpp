@@ -85,6 +85,14 @@ TEST(PlanReport, ABudgetForCalmLoadIsTooSmallForStaticPlansUnderASpike) {
   EXPECT_TRUE(adaptive.fits);
   EXPECT_LE(adaptive.peak.bytes, request.budget_bytes);
   EXPECT_GT(adaptive.largest_imbalance, save_all.largest_imbalance);
+  EXPECT_FALSE(adaptive.repeats_step);
+  // Buffers for 1.10x overflow at 2x.
+  const PolicyOutcome& retry = outcome_of(report, "retry");
+  EXPECT_TRUE(retry.repeats_step && retry.fits);
+  EXPECT_GT(retry.exposed_ns, outcome_of(report, "full-recompute").exposed_ns);
+  std::ostringstream out;
+  print_table(request, report, out);
+  EXPECT_NE(out.str().find(", runs every step twice"), std::string::npos) << out.str();
 }
 
 TEST(PlanReport, UnderTheFloorSaysTheMissingBytesAndAsksNoPolicy) {

@@ -21,8 +21,8 @@ double bisect_factor(const ProvisionContext& context,
     return survives(scaled_load(context.balanced, context.worst_case, factor));
   };
   if (context.balanced.rows <= 0 || !at(0.0)) return 0.0;
-  const double worst_factor = static_cast<double>(context.worst_case.rows) /
-                              static_cast<double>(context.balanced.rows);
+  const double worst_factor =
+      static_cast<double>(context.worst_case.rows) / static_cast<double>(context.balanced.rows);
   if (at(worst_factor)) return worst_factor;
   double low = 0.0, high = worst_factor;
   while (high - low > 1e-3) {
@@ -65,8 +65,7 @@ LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, do
   const auto scale = [factor](int64_t rows, int64_t most) {
     return std::min(static_cast<int64_t>(std::ceil(static_cast<double>(rows) * factor)), most);
   };
-  return {scale(balanced.rows, worst_case.rows),
-          scale(balanced.piece_rows, worst_case.piece_rows)};
+  return {scale(balanced.rows, worst_case.rows), scale(balanced.piece_rows, worst_case.piece_rows)};
 }
 
 DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& policy,
@@ -105,10 +104,17 @@ DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& polic
 
 double largest_surviving_factor(std::string_view policy_name, const ProvisionContext& context,
                                 const PolicyOptions& options) {
-  return bisect_factor(context, [&](const LayerLoad& load) {
+  const auto survives = [&](const LayerLoad& load) {
     const std::vector<LayerLoad> loads(static_cast<size_t>(context.graph->layers), load);
     const auto policy = make_policy(policy_name, context, options);
     return fits(context, drive_microbatch(context, *policy, loads).memory);
+  };
+  // retry saves everything up to its factor and little above it, so a load that it survives proves
+  // nothing about smaller ones. All other policies hold more the more they get.
+  const LayerLoad fullest = scaled_load(context.balanced, context.worst_case, options.retry_factor);
+  const bool fullest_survives = policy_name != "retry" || survives(fullest);
+  return bisect_factor(context, [&](const LayerLoad& load) {
+    return (fullest_survives || load.rows <= fullest.rows) && survives(load);
   });
 }
 

@@ -297,6 +297,17 @@ TEST(Retry, RepeatsCalmIterationsToo) {
   EXPECT_EQ(repeats_at(1.25), std::pair(0, 29));
 }
 
+TEST(Retry, SurvivesNothingAboveBuffersThatDoNotFit) {
+  const SmallModel setup({});
+  const double worst = static_cast<double>(setup.context.worst_case.rows) /
+                       static_cast<double>(setup.context.balanced.rows);
+  const int64_t buffers = std::max(setup.save_all_bytes(1.10), setup.floor_bytes());
+  EXPECT_EQ(largest_surviving_factor("retry", setup.with_budget(buffers), {}), worst);
+  const int64_t budget = setup.save_all_bytes(1.05);
+  ASSERT_GE(budget, setup.floor_bytes());
+  EXPECT_NEAR(largest_surviving_factor("retry", setup.with_budget(budget), {}), 1.05, 0.01);
+}
+
 TEST(RivalPolicies, RefuseOptionsOutOfRange) {
   const SmallModel setup({});
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -94,6 +94,7 @@ void MicrobatchRunner::decide(Policy& policy, int gate, MicrobatchReport& report
     }
   }
   report.decisions.push_back(std::move(record));
+  report.repeat_step = report.repeat_step || decision.repeat_step;
   plan_ = std::move(decision.plan);
 }
 

@@ -31,6 +31,7 @@ struct MicrobatchReport {
   ActivationStoreStats store;
   Plan plan;  ///< as it was carried out
   std::vector<DecisionRecord> decisions;
+  bool repeat_step = false;  ///< some decision asked for it
   int64_t base_bytes = 0;
   int64_t predicted_peak_bytes = 0;  ///< from counts alone; each part before the part ran
   int64_t measured_peak_bytes = 0;

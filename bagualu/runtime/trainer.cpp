@@ -148,22 +148,38 @@ StepReport Trainer::step(const StepInput& input) {
             input.tokens.dim());
   ensure_policy();
   StepReport report;
-  step_rows_per_rank_.assign(spec_.layers, {});
-  expert_counts_.zero_();
-  model_.zero_gradients();
   const RecordMemory recording(runner_, input.want_memory ? &report.memory : nullptr);
-  for (int64_t m = 0; m < input.tokens.size(0); ++m) {
-    report.microbatches.push_back(runner_.train(microbatch_input(input, m), *policy_, balanced_));
-    const MicrobatchReport& done = report.microbatches.back();
-    report.predicted_peak_bytes = std::max(report.predicted_peak_bytes, done.predicted_peak_bytes);
-    report.measured_peak_bytes = std::max(report.measured_peak_bytes, done.measured_peak_bytes);
-    count_routing(report);
-  }
+  run_microbatches(input, *policy_, report);
+  if (reduce_gradients(input, report)) repeat_microbatches(input, report);
   apply_gradients(input, report);
   report.end_bytes = arena_.live_bytes();
   report.host_end_bytes = host_.live_bytes();
   report.comm_ns = ep_.take_busy_ns() + dp_.take_busy_ns() + edp_.take_busy_ns();
   return report;
+}
+
+void Trainer::run_microbatches(const StepInput& input, Policy& policy, StepReport& report) {
+  step_rows_per_rank_.assign(spec_.layers, {});
+  expert_counts_.zero_();
+  model_.zero_gradients();
+  for (int64_t m = 0; m < input.tokens.size(0); ++m) {
+    report.microbatches.push_back(runner_.train(microbatch_input(input, m), policy, balanced_));
+    const MicrobatchReport& done = report.microbatches.back();
+    report.predicted_peak_bytes = std::max(report.predicted_peak_bytes, done.predicted_peak_bytes);
+    report.measured_peak_bytes = std::max(report.measured_peak_bytes, done.measured_peak_bytes);
+    count_routing(report);
+  }
+}
+
+// Weights and biases are as they were, so this gives the numbers that the first run would have.
+void Trainer::repeat_microbatches(const StepInput& input, StepReport& report) {
+  report.discarded = std::move(report.microbatches);
+  report.microbatches.clear();
+  report.rows.clear();
+  const auto again = make_policy("full-recompute", context_, {});
+  run_microbatches(input, *again, report);
+  reduce_gradients(input, report);
+  report.repeated = true;
 }
 
 void Trainer::count_routing(StepReport& report) {
@@ -185,7 +201,8 @@ void Trainer::count_routing(StepReport& report) {
   report.rows.push_back(std::move(rows));
 }
 
-void Trainer::reduce_losses(const StepInput& input, double expert_square, StepReport& report,
+// Returns: true if the step is to be repeated, the same on every rank.
+bool Trainer::reduce_losses(const StepInput& input, double expert_square, StepReport& report,
                             double& expert_square_sum) {
   double* scalars = reduced_.data_ptr<double>();
   std::fill(scalars, scalars + kReducedScalars, 0.0);
@@ -193,6 +210,7 @@ void Trainer::reduce_losses(const StepInput& input, double expert_square, StepRe
     scalars[0] += microbatch.losses.cross_entropy_sum;
     scalars[1] += microbatch.losses.aux;
     scalars[2] += microbatch.losses.z;
+    scalars[5] += microbatch.repeat_step ? 1.0 : 0.0;
   }
   scalars[3] = expert_square;
   scalars[4] = input.stop_requested ? 1.0 : 0.0;
@@ -204,17 +222,25 @@ void Trainer::reduce_losses(const StepInput& input, double expert_square, StepRe
   // Every copy of an expert contributed its (equal) gradient.
   expert_square_sum = scalars[3] / static_cast<double>(options_.layout.expert_dp_size());
   report.stop = scalars[4] > 0.0;
+  return scalars[5] > 0.0;
 }
 
-void Trainer::apply_gradients(const StepInput& input, StepReport& report) {
+// Sums gradients and losses over the ranks. Returns: as reduce_losses().
+bool Trainer::reduce_gradients(const StepInput& input, StepReport& report) {
   ModelState::Group& dense = model_.group(ParameterGroup::kDense);
   ModelState::Group& expert = model_.group(ParameterGroup::kExpert);
   dp_.all_reduce_sum(dense.grad);
   if (expert.grad.numel() > 0) edp_.all_reduce_sum(expert.grad);
   const double expert_square = expert.grad.numel() > 0 ? ops::squared_norm(expert.grad) : 0.0;
   double expert_square_sum = 0.0;
-  reduce_losses(input, expert_square, report, expert_square_sum);
+  const bool repeat = reduce_losses(input, expert_square, report, expert_square_sum);
   report.grad_norm = std::sqrt(ops::squared_norm(dense.grad) + expert_square_sum);
+  return repeat;
+}
+
+void Trainer::apply_gradients(const StepInput& input, StepReport& report) {
+  ModelState::Group& dense = model_.group(ParameterGroup::kDense);
+  ModelState::Group& expert = model_.group(ParameterGroup::kExpert);
   for (const std::vector<int64_t>& rows : step_rows_per_rank_) {
     int64_t hottest = 0, sum = 0;
     for (int64_t r : rows) {

@@ -75,6 +75,10 @@ struct StepReport {
   double loss = 0.0, aux_loss = 0.0, z_loss = 0.0;  ///< means over all ranks
   double grad_norm = 0.0;
   bool stop = false;  ///< some rank asked to stop
+  /// Some rank's policy asked to run the step again: it was, on every rank, with full recompute.
+  /// Everything here is of the second run, peaks and times of both.
+  bool repeated = false;
+  std::vector<MicrobatchReport> discarded;  ///< the first run's micro-batches, if repeated
   int64_t end_bytes = 0;
   int64_t host_end_bytes = 0;
   int64_t predicted_peak_bytes = 0;
@@ -124,8 +128,11 @@ class Trainer {
  private:
   void ensure_policy();
   MicrobatchInput microbatch_input(const StepInput& input, int64_t microbatch);
+  void run_microbatches(const StepInput& input, Policy& policy, StepReport& report);
+  void repeat_microbatches(const StepInput& input, StepReport& report);
+  bool reduce_gradients(const StepInput& input, StepReport& report);
   void apply_gradients(const StepInput& input, StepReport& report);
-  void reduce_losses(const StepInput& input, double expert_square, StepReport& report,
+  bool reduce_losses(const StepInput& input, double expert_square, StepReport& report,
                      double& expert_square_sum);
   void update_router_biases();
   void count_routing(StepReport& report);

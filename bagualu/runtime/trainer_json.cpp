@@ -41,11 +41,10 @@ Json residency_counts(const Graph& graph, const StepReport& report) {
   return counts;
 }
 
-Json mitigations(const Trainer& trainer, const StepReport& report) {
-  const Graph& graph = trainer.graph();
-  Json list = Json::array();
-  for (size_t m = 0; m < report.microbatches.size(); ++m) {
-    const MicrobatchReport& microbatch = report.microbatches[m];
+void append_mitigations(const Graph& graph, const StepReport& report,
+                        const std::vector<MicrobatchReport>& microbatches, Json& list) {
+  for (size_t m = 0; m < microbatches.size(); ++m) {
+    const MicrobatchReport& microbatch = microbatches[m];
     for (const DecisionRecord& decision : microbatch.decisions) {
       if (!decision.mitigated || decision.changed_units.empty()) continue;
       Json actions = Json::array();
@@ -69,6 +68,12 @@ Json mitigations(const Trainer& trainer, const StepReport& report) {
                       {"cost_ns", decision.exposed_ns}});
     }
   }
+}
+
+Json mitigations(const Trainer& trainer, const StepReport& report) {
+  Json list = Json::array();
+  append_mitigations(trainer.graph(), report, report.discarded, list);
+  append_mitigations(trainer.graph(), report, report.microbatches, list);
   return list;
 }
 
@@ -103,9 +108,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
   int64_t recomputed = 0, offloaded = 0, encoded = 0, wait_ns = 0, cache_hits = 0, host_peak = 0,
           unaccounted = 0;
   Json decision_ns = Json::array(), peaks = Json::array();
-  std::vector<int64_t> rows(report.imbalance.size(), 0);
-  for (size_t m = 0; m < report.microbatches.size(); ++m) {
-    const MicrobatchReport& microbatch = report.microbatches[m];
+  const auto add = [&](const MicrobatchReport& microbatch) {
     recomputed += microbatch.store.bytes_recomputed;
     offloaded += microbatch.store.bytes_offloaded;
     encoded += microbatch.store.bytes_encoded;
@@ -117,7 +120,12 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
       decision_ns.push_back(decision.duration_ns);
       cache_hits += decision.cache_hit ? 1 : 0;
     }
-    for (size_t l = 0; l < rows.size(); ++l) rows[l] = std::max(rows[l], report.rows[m][l]);
+  };
+  for (const MicrobatchReport& microbatch : report.discarded) add(microbatch);
+  for (const MicrobatchReport& microbatch : report.microbatches) add(microbatch);
+  std::vector<int64_t> rows(report.imbalance.size(), 0);
+  for (const std::vector<int64_t>& counts : report.rows) {
+    for (size_t l = 0; l < rows.size(); ++l) rows[l] = std::max(rows[l], counts[l]);
   }
   Json memory = nullptr;
   if (!report.memory.empty()) {
@@ -150,6 +158,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
           {"imbalance", report.imbalance},
           {"mitigations", mitigations(trainer, report)},
           {"stop", report.stop},
+          {"repeated", report.repeated},
           {"memory", memory}};
 }
 

@@ -20,6 +20,7 @@ SPIKE_IMBALANCE = 1.2  # rows of the hottest rank over the mean
 _KEPT_ON_RESUME = ("run", "step", "mitigation", "memory", "validation", "checkpoint")
 # Keys of Trainer.step's answer that speak of the job and not of the rank.
 _GLOBAL_KEYS = ("loss", "grad_norm", "aux_loss", "z_loss", "imbalance", "mitigations", "stop",
+                "repeated",
                 "memory")
 
 
@@ -132,7 +133,8 @@ def step_record(step: int, answers: list[dict[str, Any]], lr: float, domains: li
             "aux_loss": first["aux_loss"], "z_loss": first["z_loss"], "domain": domains,
             "tokens": tokens, "step_ns": step_ns, "tokens_per_s": tokens * 1e9 / step_ns,
             "imbalance": first["imbalance"],
-            "spike": any(x > SPIKE_IMBALANCE for x in first["imbalance"]), "ranks": ranks}
+            "spike": any(x > SPIKE_IMBALANCE for x in first["imbalance"]),
+            "repeated": first.get("repeated", False), "ranks": ranks}
 
 
 def _digest(values: list[float]) -> str:

@@ -74,3 +74,19 @@ def test_full_recompute_and_threshold_keep_the_same_losses(job):
     reference = [s["loss"] for s in steps_of(job, "reference", "--policy", "adaptive", *spike)[0]]
     recomputed, _, _ = steps_of(job, "full", "--policy", "full-recompute", *spike)
     assert [s["loss"] for s in recomputed] == reference
+
+
+def test_retry_runs_the_step_of_a_spike_again_with_the_same_numbers(job):
+    spike = ["--spike", f"step={SPIKE_STEP},layers=1-2,factor=2"]
+    reference, _, _ = steps_of(job, "reference2", "--policy", "adaptive", *spike)
+    repeated, _, _ = steps_of(job, "retry", "--policy", "retry", *spike)
+    assert repeated[SPIKE_STEP]["repeated"] and not any(s["repeated"] for s in reference)
+    for step, same in zip(repeated, reference):
+        for key in ("loss", "aux_loss", "grad_norm", "imbalance"):
+            assert step[key] == same[key]
+        # Two micro-batches; the first run's stand before the second's.
+        for rank, one in zip(step["ranks"], same["ranks"]):
+            assert len(rank["microbatch_peaks"]) == (4 if step["repeated"] else 2)
+            assert all(predicted == measured for predicted, measured in rank["microbatch_peaks"])
+            assert rank["peak_bytes"] <= job[2] and rank["end_bytes"] == one["end_bytes"]
+            assert (rank["residencies"]["recompute"] > 0) == step["repeated"]
