@@ -1,0 +1,35 @@
+// Writes cases of the stage problem with the planner's answers, one JSON line each, for solvers
+// that share no code with it (bench/stage_milp.py, bench/decide_rivals_bench.py).
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "stage_cases.h"
+
+int main(int argc, char** argv) {
+  using namespace bagualu;
+  uint64_t seed = 1;
+  int64_t count = 10;
+  std::string family = "realistic";
+  CLI::App app("Cases of the stage problem with the planner's answers, as JSON lines");
+  app.add_option("--seed", seed, "Of the random numbers");
+  app.add_option("--count", count, "Cases")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--family", family, "Which cases")->check(CLI::IsMember({"realistic", "items64"}));
+  CLI11_PARSE(app, argc, argv);
+  std::mt19937_64 random(seed);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto stage = family == "items64"
+                           ? items64_case(random)
+                           : realistic_case(BAGUALU_SOURCE_DIR "/configs", {}, random);
+    StagePlanner planner(stage->graph, stage->cost, stage->allow_quantise);
+    StagePlan plan;
+    planner.plan(stage->problem, plan);  // warm: scratch is there
+    const auto begin = std::chrono::steady_clock::now();
+    planner.plan(stage->problem, plan);
+    const auto ns = std::chrono::steady_clock::now() - begin;
+    std::puts(stage_case_json(i, *stage, plan, ns / std::chrono::nanoseconds(1)).dump().c_str());
+  }
+  return 0;
+}
