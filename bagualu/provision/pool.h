@@ -87,8 +87,8 @@ int64_t overflow_ns(const PoolProblem& problem, int64_t overflow);
 struct PoolTolerance {
   double relative = 0.01;
   int64_t absolute_ns = 50'000;
-  int64_t max_states = 2'000;  ///< live at once in the closing search
-  int64_t max_work = 40'000;   ///< states made in all; bounds the time without a clock
+  int64_t max_states = 600;  ///< live at once in the closing search
+  int64_t max_work = 60'000;   ///< states made in all; bounds the time without a clock
 
   /// The gap that is accepted at this cost.
   int64_t gap_ns(int64_t cost_ns) const;

@@ -1,6 +1,7 @@
 #include "bagualu/provision/pool_closing.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace bagualu {
 
@@ -49,7 +50,8 @@ bool PoolClosing::close(const PoolProblem& problem, const PoolRelaxation& relaxa
   return complete_;
 }
 
-// Every state once with the group's least option and once with each other one within the gap.
+// Every state once with the group's least option and once with each other one within the gap. Each of
+// these lists is in the front's order, so that merging keeps the front sorted.
 bool PoolClosing::add_group(int group) {
   const PoolGroup& spec = problem_->groups[group];
   const int least_option = relaxation_->least_option(group);
@@ -59,11 +61,13 @@ bool PoolClosing::add_group(int group) {
     if (o == least_option) continue;
     const double reduced = relaxation_->reduced_cost(group, o);
     if (reduced > gap_) continue;
+    work_left_ -= static_cast<int64_t>(front_.size());
+    if (work_left_ < 0) return false;
     const PoolOption& option = problem_->options[o];
+    shifted_.clear();
     for (int index : front_) {
-      const State& from = states_[index];
+      const State from = states_[index];
       if (from.reduced + reduced > gap_) continue;
-      if (--work_left_ < 0) return false;
       State state;
       state.bytes = from.bytes + option.bytes - least.bytes;
       state.ns = from.ns + option.ns - least.ns;
@@ -71,9 +75,13 @@ bool PoolClosing::add_group(int group) {
       state.parent = index;
       state.option = o;
       state.group = group;
-      next_.push_back(static_cast<int>(states_.size()));
+      shifted_.push_back(static_cast<int>(states_.size()));
       states_.push_back(state);
     }
+    merged_.clear();
+    std::merge(next_.begin(), next_.end(), shifted_.begin(), shifted_.end(),
+               std::back_inserter(merged_), [this](int a, int b) { return before(a, b); });
+    std::swap(next_, merged_);
   }
   if (next_.size() == front_.size()) return true;
   std::swap(front_, next_);
@@ -101,17 +109,20 @@ bool PoolClosing::add_microbatch(int microbatch) {
     }
   }
   std::swap(total_, next_);
+  std::sort(total_.begin(), total_.end(), [this](int a, int b) { return before(a, b); });
   keep_pareto(total_);
   limit(total_);
   return true;
 }
 
+bool PoolClosing::before(int a, int b) const {
+  const State &x = states_[a], &y = states_[b];
+  if (x.bytes != y.bytes) return x.bytes < y.bytes;
+  return x.ns != y.ns ? x.ns < y.ns : a < b;
+}
+
+// Requires: `front` is sorted.
 void PoolClosing::keep_pareto(std::vector<int>& front) {
-  std::sort(front.begin(), front.end(), [this](int a, int b) {
-    const State &x = states_[a], &y = states_[b];
-    if (x.bytes != y.bytes) return x.bytes < y.bytes;
-    return x.ns != y.ns ? x.ns < y.ns : a < b;
-  });
   size_t kept = 0;
   int64_t least_ns = INT64_MAX;
   for (int index : front) {
@@ -130,6 +141,7 @@ void PoolClosing::limit(std::vector<int>& front) {
     return x.reduced != y.reduced ? x.reduced < y.reduced : a < b;
   });
   front.resize(static_cast<size_t>(max_states_));
+  std::sort(front.begin(), front.end(), [this](int a, int b) { return before(a, b); });
   complete_ = false;
 }
 

@@ -32,6 +32,7 @@ class PoolClosing {
 
   bool add_group(int group);
   bool add_microbatch(int microbatch);
+  bool before(int a, int b) const;
   void keep_pareto(std::vector<int>& front);
   void limit(std::vector<int>& front);
   void restore(int state, PoolTotals& totals) const;
@@ -45,7 +46,7 @@ class PoolClosing {
   std::vector<State> states_;
   std::vector<int> front_;  ///< of one micro-batch, indices in states_
   std::vector<int> total_;  ///< of the micro-batches so far
-  std::vector<int> next_;
+  std::vector<int> next_, shifted_, merged_;
 };
 
 }  // namespace bagualu

@@ -66,6 +66,7 @@ bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns,
 }
 
 bool TensorSearch::search_through() {
+  if (choice_.size() > kMaxSearchedGroups) return false;
   nodes_left_ = kMaxNodes;
   for (size_t g = 0; g < choice_.size(); ++g) unset(static_cast<int>(g));
   descend(0);

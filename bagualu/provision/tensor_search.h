@@ -35,6 +35,7 @@ class TensorSearch {
  public:
   static constexpr int64_t kMaxNodes = 60'000;
   static constexpr int64_t kMaxTrials = 40'000;
+  static constexpr size_t kMaxSearchedGroups = 20;
 
   /// Improves `choice` (option by group; may be infeasible at first) down to `enough_ns`.
   /// Returns: true if the search ran to its end, so that the result is the optimum.
