@@ -268,6 +268,28 @@ TEST(Graph, RefusesARebuildThroughACollectiveOrPastItsInputs) {
   EXPECT_THROW(graph.finalize(), InternalError);
 }
 
+// finalize() checks every closure; here on every preset, at its first, a middle and its last
+// layers.
+TEST(MegatronGraph, EveryPresetIsAGraphUnderEveryOption) {
+  for (const char* name : {"tiny", "mixtral-8x22b", "qwen3-235b-a22b", "deepseek-v3", "kimi-k2"}) {
+    const ModelSpec spec = preset(name);
+    for (int options = 0; options < 8; ++options) {
+      for (const int64_t first : {int64_t{0}, spec.layers / 2, spec.layers - 1}) {
+        const Graph graph = build_megatron_graph(spec, {.seq = 64,
+                                                        .ep_size = options & 1 ? 8 : 1,
+                                                        .first_layer = first,
+                                                        .layer_count = 1,
+                                                        .has_embedding = first == 0,
+                                                        .has_head = first == spec.layers - 1,
+                                                        .gate_at_combine = (options & 2) != 0,
+                                                        .fp8_twins = (options & 4) != 0});
+        EXPECT_EQ(graph.layers, 1);
+        EXPECT_EQ(graph.gates.size(), spec.is_moe(first) ? 1u : 0u) << name << first;
+      }
+    }
+  }
+}
+
 TEST(MegatronGraph, RefusesWhatDoesNotFitTheModel) {
   const auto refused = [](const MegatronGraphOptions& options) {
     try {

@@ -278,5 +278,9 @@ def test_model_files_of_the_tree_are_read():
     from bagualu.model_spec import model_from_file
     folder = Path(__file__).resolve().parents[2] / "configs" / "models"
     for path in sorted(folder.glob("*.json")):
+        if "kv_lora_rank" in json.loads(path.read_text()):  # planned for, not trained
+            with pytest.raises(InvalidInput, match="kv_lora_rank"):
+                model_from_file(path)
+            continue
         spec = model_from_file(path)
         assert spec.layers > 0 and json.loads(spec.to_json())["version"] == 1
