@@ -204,6 +204,7 @@ class Appender {
         ensure_live(s);
       }
     }
+    if (!is_needed(op)) return;  // it ran as a sibling of what made its inputs
     run_again(op);
     if (!intermediates_.empty()) recompute_siblings(op);
   }
@@ -219,6 +220,15 @@ class Appender {
         intermediates_.push_back(s);
       }
     }
+  }
+
+  // Whether anything that `op` creates is dropped, or gone and read by what is being rebuilt.
+  bool is_needed(int op) const {
+    return std::any_of(graph_.ops[op].creates.begin(), graph_.ops[op].creates.end(), [this](int s) {
+      const StorageFate fate = state_.storage[s];
+      return fate == StorageFate::kDropped ||
+             (graph_.storages[s].unit < 0 && fate == StorageFate::kGone);
+    });
   }
 
   bool is_rebuilt_intermediate(int s) const {
