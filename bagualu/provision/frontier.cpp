@@ -84,6 +84,11 @@ void Frontier::find_components() {
   }
 }
 
+bool Frontier::allowed(int unit, const ResidencySpec& choice) const {
+  return (!choice.changes_numerics || allow_quantise_) &&
+         (!choice.needs_rebuild || graph_.units[unit].rebuild != Rebuild::kNever);
+}
+
 void Frontier::list_options(FrontierComponent& component) {
   std::vector<std::vector<ResidencyId>> choices;
   component.combinations = 1;
@@ -92,8 +97,7 @@ void Frontier::list_options(FrontierComponent& component) {
     for (size_t r = 0; r < residencies().size(); ++r) {
       const ResidencySpec& spec = residencies()[r];
       if (spec.retire == Retire::kKeep || spec.retire == Retire::kOffload) continue;  // retained
-      if (spec.changes_numerics && !allow_quantise_) continue;
-      if (spec.needs_rebuild && graph_.units[u].rebuild == Rebuild::kNever) continue;
+      if (!allowed(u, spec)) continue;
       of_unit.push_back(static_cast<ResidencyId>(r));
     }
     component.combinations *= static_cast<int64_t>(of_unit.size());
@@ -157,6 +161,27 @@ int64_t Frontier::unit_bytes(int unit, const LayerLoad& load) const {
     bytes += graph_.storages[s].bytes.eval(graph_.tokens, load);
   }
   return bytes;
+}
+
+int64_t Frontier::encoded_bytes(int unit, const ResidencySpec& choice,
+                                const LayerLoad& load) const {
+  int64_t bytes = 0;
+  for (int s : graph_.units[unit].storages) {
+    const StorageSpec& storage = graph_.storages[s];
+    bytes += round_up(choice.device_bytes(storage.bytes.eval(graph_.tokens, load),
+                                          storage.lossy_element_bytes),
+                      kAllocationGranularity);
+  }
+  return bytes;
+}
+
+int64_t Frontier::least_kept_bytes(int unit, const LayerLoad& load) const {
+  int64_t least = unit_bytes(unit, load);
+  for (const ResidencySpec& choice : residencies()) {
+    if (choice.retire != Retire::kEncode || !allowed(unit, choice)) continue;
+    least = std::min(least, encoded_bytes(unit, choice, load));
+  }
+  return least;
 }
 
 int64_t Frontier::own_ns(int unit, ResidencyId residency, const LayerLoad& load) const {

@@ -58,6 +58,8 @@ class Frontier {
   const std::vector<int>& pinned() const { return pinned_; }
 
   int64_t unit_bytes(int unit, const LayerLoad& load) const;
+  /// Least that the unit holds on the device if it is neither dropped nor offloaded.
+  int64_t least_kept_bytes(int unit, const LayerLoad& load) const;
   /// Price and bytes of an option of `component` at its layer's load.
   OptionValue value(const FrontierComponent& component, const FrontierOption& option,
                     const LayerLoad& load) const;
@@ -71,6 +73,8 @@ class Frontier {
   void list_options(FrontierComponent& component);
   bool never_worse(const FrontierComponent& component, const FrontierOption& a,
                    const FrontierOption& b) const;
+  bool allowed(int unit, const ResidencySpec& choice) const;
+  int64_t encoded_bytes(int unit, const ResidencySpec& choice, const LayerLoad& load) const;
   int64_t own_ns(int unit, ResidencyId residency, const LayerLoad& load) const;
 
   const Graph& graph_;

@@ -24,7 +24,9 @@ PoolTolerance PoolTolerance::exact() {
 
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow) {
   if (overflow <= 0) return 0;
-  if (overflow > problem.overflow_limit_bytes) return PoolTotals::kInfeasible;
+  if (overflow > problem.overflow_limit_bytes) {
+    return PoolTotals::kInfeasible + overflow - problem.overflow_limit_bytes;
+  }
   return static_cast<int64_t>(std::ceil(problem.link_ns_per_byte * static_cast<double>(overflow)));
 }
 
@@ -33,29 +35,25 @@ void PoolTotals::load(const PoolProblem& problem, const std::vector<int>& choice
   choice_ = choice;
   sums_.assign(problem.microbatches.size(), {});
   for (size_t g = 0; g < choice.size(); ++g) {
-    Sums& sums = sums_[problem.groups[g].microbatch];
-    sums.bytes += problem.options[choice[g]].bytes;
-    sums.ns += problem.options[choice[g]].ns;
+    sums_[problem.groups[g].microbatch].add(problem.options[choice[g]], 1);
   }
   excess_ = exposed_ = 0;
   for (size_t m = 0; m < sums_.size(); ++m) {
-    excess_ += std::max<int64_t>(0, sums_[m].bytes - problem.microbatches[m].window_bytes);
-    exposed_ += std::max<int64_t>(0, sums_[m].ns - problem.microbatches[m].bubble_ns);
+    excess_ += sums_[m].excess(problem.microbatches[m]);
+    exposed_ += sums_[m].exposed(problem.microbatches[m]);
   }
 }
 
 void PoolTotals::set(int group, int option) {
   const int m = problem_->groups[group].microbatch;
   const PoolMicrobatch& limits = problem_->microbatches[m];
-  const PoolOption& old = problem_->options[choice_[group]];
-  const PoolOption& now = problem_->options[option];
   Sums& sums = sums_[m];
-  excess_ -= std::max<int64_t>(0, sums.bytes - limits.window_bytes);
-  exposed_ -= std::max<int64_t>(0, sums.ns - limits.bubble_ns);
-  sums.bytes += now.bytes - old.bytes;
-  sums.ns += now.ns - old.ns;
-  excess_ += std::max<int64_t>(0, sums.bytes - limits.window_bytes);
-  exposed_ += std::max<int64_t>(0, sums.ns - limits.bubble_ns);
+  excess_ -= sums.excess(limits);
+  exposed_ -= sums.exposed(limits);
+  sums.add(problem_->options[choice_[group]], -1);
+  sums.add(problem_->options[option], 1);
+  excess_ += sums.excess(limits);
+  exposed_ += sums.exposed(limits);
   choice_[group] = option;
 }
 
@@ -63,41 +61,33 @@ int64_t PoolTotals::cost_of(int64_t excess, int64_t exposed) const {
   const int64_t over = excess - problem_->budget_bytes;
   if (over <= 0) return exposed;
   const int64_t link = overflow_ns(*problem_, over);
-  return link >= kInfeasible ? kInfeasible : exposed + link;
+  return link >= kInfeasible ? link : exposed + link;
 }
 
 int64_t PoolTotals::cost_with(int group, int option) const {
   const int m = problem_->groups[group].microbatch;
   const PoolMicrobatch& limits = problem_->microbatches[m];
-  const PoolOption& old = problem_->options[choice_[group]];
-  const PoolOption& now = problem_->options[option];
-  const Sums& sums = sums_[m];
-  const int64_t bytes = sums.bytes + now.bytes - old.bytes, ns = sums.ns + now.ns - old.ns;
-  return cost_of(excess_ - std::max<int64_t>(0, sums.bytes - limits.window_bytes) +
-                     std::max<int64_t>(0, bytes - limits.window_bytes),
-                 exposed_ - std::max<int64_t>(0, sums.ns - limits.bubble_ns) +
-                     std::max<int64_t>(0, ns - limits.bubble_ns));
+  Sums sums = sums_[m];
+  const int64_t excess = excess_ - sums.excess(limits), exposed = exposed_ - sums.exposed(limits);
+  sums.add(problem_->options[choice_[group]], -1);
+  sums.add(problem_->options[option], 1);
+  return cost_of(excess + sums.excess(limits), exposed + sums.exposed(limits));
 }
 
 int64_t PoolTotals::cost_with(int group, int option, int other_group, int other_option) const {
+  const int m = problem_->groups[group].microbatch, n = problem_->groups[other_group].microbatch;
+  Sums sums[2] = {sums_[m], sums_[n]};
+  Sums& other = m == n ? sums[0] : sums[1];
+  sums[0].add(problem_->options[choice_[group]], -1);
+  sums[0].add(problem_->options[option], 1);
+  other.add(problem_->options[choice_[other_group]], -1);
+  other.add(problem_->options[other_option], 1);
   int64_t excess = excess_, exposed = exposed_;
-  Sums changed[2];
-  const int m[2] = {problem_->groups[group].microbatch, problem_->groups[other_group].microbatch};
-  const int g[2] = {group, other_group}, o[2] = {option, other_option};
-  for (int i = 0; i < 2; ++i) {
-    const PoolOption& old = problem_->options[choice_[g[i]]];
-    const PoolOption& now = problem_->options[o[i]];
-    Sums& target = m[i] == m[0] ? changed[0] : changed[1];
-    target.bytes += now.bytes - old.bytes;
-    target.ns += now.ns - old.ns;
-  }
-  for (int i = 0; i < (m[0] == m[1] ? 1 : 2); ++i) {
-    const PoolMicrobatch& limits = problem_->microbatches[m[i]];
-    const Sums& sums = sums_[m[i]];
-    excess += std::max<int64_t>(0, sums.bytes + changed[i].bytes - limits.window_bytes) -
-              std::max<int64_t>(0, sums.bytes - limits.window_bytes);
-    exposed += std::max<int64_t>(0, sums.ns + changed[i].ns - limits.bubble_ns) -
-               std::max<int64_t>(0, sums.ns - limits.bubble_ns);
+  const int touched[2] = {m, n};
+  for (int i = 0; i < (m == n ? 1 : 2); ++i) {
+    const PoolMicrobatch& limits = problem_->microbatches[touched[i]];
+    excess += sums[i].excess(limits) - sums_[touched[i]].excess(limits);
+    exposed += sums[i].exposed(limits) - sums_[touched[i]].exposed(limits);
   }
   return cost_of(excess, exposed);
 }

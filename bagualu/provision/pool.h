@@ -3,14 +3,14 @@
 // plan_search.h translate into this.
 //
 //   minimise    sum_m max(0, ns_m - bubble_m) + price * overflow
-//   subject to  sum_m max(0, bytes_m - window_m) - overflow <= budget,
+//   subject to  sum_m (fixed_m + max(0, bytes_m - window_m)) - overflow <= budget,
 //               0 <= overflow <= overflow limit, one option per group
 //
-// with bytes_m, ns_m the sums over the chosen options of micro-batch m. The price of memory never
+// with bytes_m, fixed_m, ns_m the sums over the chosen options of micro-batch m. The price of memory never
 // exceeds the link's: past the windows a byte costs `price` and no more.
 //
 // Glossary
-//   excess     max(0, bytes_m - window_m): what micro-batch m holds on the device
+//   excess     fixed_m + max(0, bytes_m - window_m): what micro-batch m holds on the device
 //   exposed    max(0, ns_m - bubble_m)
 //   overflow   bytes that go over the link past the windows
 // Invariants
@@ -25,6 +25,7 @@ namespace bagualu {
 struct PoolOption {
   int64_t bytes = 0;
   int64_t ns = 0;
+  int64_t fixed_bytes = 0;  ///< never go over the link (encoded copies)
 };
 
 struct PoolGroup {
@@ -56,7 +57,8 @@ class PoolTotals {
  public:
   void load(const PoolProblem& problem, const std::vector<int>& choice);
   void set(int group, int option);
-  /// Cost after the group took this option; kInfeasible if the overflow limit is broken.
+  /// Cost after the group took this option; if the overflow limit is broken, kInfeasible plus the
+  /// bytes by which it is.
   int64_t cost_with(int group, int option) const;
   int64_t cost_with(int group, int option, int other_group, int other_option) const;
   int64_t cost() const;
@@ -70,6 +72,19 @@ class PoolTotals {
   struct Sums {
     int64_t bytes = 0;
     int64_t ns = 0;
+    int64_t fixed = 0;
+
+    void add(const PoolOption& option, int64_t sign) {
+      bytes += sign * option.bytes;
+      ns += sign * option.ns;
+      fixed += sign * option.fixed_bytes;
+    }
+    int64_t excess(const PoolMicrobatch& limits) const {
+      return fixed + (bytes > limits.window_bytes ? bytes - limits.window_bytes : 0);
+    }
+    int64_t exposed(const PoolMicrobatch& limits) const {
+      return ns > limits.bubble_ns ? ns - limits.bubble_ns : 0;
+    }
   };
   int64_t cost_of(int64_t excess, int64_t exposed) const;
 
@@ -80,7 +95,7 @@ class PoolTotals {
   int64_t exposed_ = 0;
 };
 
-/// Price of `overflow` bytes, rounded up; PoolTotals::kInfeasible past the limit.
+/// Price of `overflow` bytes, rounded up; past the limit PoolTotals::kInfeasible and by how much.
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow);
 
 /// When a solution is good enough, and how much work the closing search may take.
@@ -102,6 +117,7 @@ struct PoolSolution {
   int64_t cost_ns = 0;
   int64_t bound_ns = 0;  ///< certified: no choice costs less
   int64_t overflow_bytes = 0;
+  double ns_per_byte = 0;     ///< price of a byte on the device at the relaxation's optimum
   bool closed = false;  ///< the closing search was needed and ran to its end
 };
 

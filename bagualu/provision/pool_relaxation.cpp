@@ -38,32 +38,33 @@ void PoolRelaxation::start() {
 void PoolRelaxation::add_steps(int group) {
   const PoolGroup& spec = problem_->groups[group];
   const PoolOption* options = problem_->options.data();
+  const auto bytes_of = [options](int o) { return options[o].bytes + options[o].fixed_bytes; };
   int at = spec.first_option;
   for (int o = at + 1; o < spec.end_option; ++o) {
     if (options[o].ns < options[at].ns ||
-        (options[o].ns == options[at].ns && options[o].bytes < options[at].bytes)) {
+        (options[o].ns == options[at].ns && bytes_of(o) < bytes_of(at))) {
       at = o;
     }
   }
   choice_[group] = at;
-  progress_[spec.microbatch].excess += options[at].bytes;
+  progress_[spec.microbatch].excess += bytes_of(at);
   progress_[spec.microbatch].ns += options[at].ns;
   for (;;) {
     int next = -1;
     double slope = 0;
     for (int o = spec.first_option; o < spec.end_option; ++o) {
-      const int64_t bytes = options[at].bytes - options[o].bytes;
+      const int64_t bytes = bytes_of(at) - bytes_of(o);
       if (bytes <= 0) continue;
       const double s =
           static_cast<double>(options[o].ns - options[at].ns) / static_cast<double>(bytes);
-      if (next < 0 || s < slope || (s == slope && options[o].bytes < options[next].bytes)) {
+      if (next < 0 || s < slope || (s == slope && bytes_of(o) < bytes_of(next))) {
         next = o;
         slope = s;
       }
     }
     if (next < 0) return;
     order_.emplace_back(slope, static_cast<int>(steps_.size()));
-    const int64_t bytes = options[at].bytes - options[next].bytes;
+    const int64_t bytes = bytes_of(at) - bytes_of(next);
     steps_.push_back({slope, bytes, options[next].ns - options[at].ns, group, next, bytes});
     at = next;
   }
@@ -154,7 +155,7 @@ void PoolRelaxation::set_duals() {
   }
 }
 
-// sum_g min_o (theta ns + mu bytes) - sum_m (theta bubble + mu window) - lambda budget, a lower
+// sum_g min_o (theta ns + mu bytes + lambda fixed) - sum_m (theta bubble + mu window) - lambda budget, a lower
 // bound for every 0 <= theta <= 1 and 0 <= mu <= lambda; past the link's price the overflow pays
 // back.
 void PoolRelaxation::evaluate_bound() {

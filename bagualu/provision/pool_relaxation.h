@@ -27,15 +27,17 @@ class PoolRelaxation {
   int64_t bound_ns() const { return static_cast<int64_t>(bound_); }
   double bound() const { return bound_; }
 
-  /// theta_m ns + mu_m bytes of the option, above the least one of its group: what choosing it adds
+  /// theta_m ns + mu_m bytes + lambda fixed bytes of the option, above the least one of its group: what choosing it adds
   /// to the bound.
   double reduced_cost(int group, int option) const { return priced(group, option) - least_[group]; }
   int least_option(int group) const { return least_option_[group]; }
-  double price(int microbatch, int64_t bytes, int64_t ns) const {
-    const Dual& dual = duals_[microbatch];
-    return dual.theta * static_cast<double>(ns) + dual.mu * static_cast<double>(bytes);
+  /// True if the micro-batch is past its window and its bubble, so that bytes and time have their
+  /// full prices.
+  bool is_linear(int microbatch) const {
+    return duals_[microbatch].theta == 1 && duals_[microbatch].mu == lambda_;
   }
-  double least_of_microbatch(int microbatch) const { return duals_[microbatch].least; }
+  /// Price of a byte on the device, ns.
+  double lambda() const { return lambda_; }
 
  private:
   struct Step {
@@ -68,7 +70,9 @@ class PoolRelaxation {
   void evaluate_bound();
   double priced(int group, int option) const {
     const PoolOption& o = problem_->options[option];
-    return price(problem_->groups[group].microbatch, o.bytes, o.ns);
+    const Dual& dual = duals_[problem_->groups[group].microbatch];
+    return dual.theta * static_cast<double>(o.ns) + dual.mu * static_cast<double>(o.bytes) +
+           lambda_ * static_cast<double>(o.fixed_bytes);
   }
 
   const PoolProblem* problem_ = nullptr;

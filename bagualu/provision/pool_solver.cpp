@@ -6,6 +6,7 @@ namespace bagualu {
 namespace {
 
 constexpr int kMaxRounds = 12;
+constexpr int kMaxSweeps = 8;
 constexpr size_t kMaxExchangeMoves = 32;
 
 }  // namespace
@@ -13,16 +14,20 @@ constexpr size_t kMaxExchangeMoves = 32;
 void PoolSolver::solve(const PoolProblem& problem, const PoolTolerance& tolerance,
                        PoolSolution& solution) {
   relaxation_.solve(problem);
-  solution.feasible = relaxation_.feasible();
   solution.missing_bytes = relaxation_.missing_bytes();
-  solution.choice = relaxation_.rounded();
   solution.closed = false;
-  totals_.load(problem, solution.choice);
+  solution.ns_per_byte = relaxation_.lambda();
+  totals_.load(problem, relaxation_.rounded());
   solution.bound_ns = relaxation_.bound_ns();
-  if (solution.feasible) {
+  if (relaxation_.feasible()) {
     const auto good_enough = [&] {
-      return totals_.cost() - solution.bound_ns <= tolerance.gap_ns(totals_.cost());
+      return totals_.cost() < PoolTotals::kInfeasible &&
+             totals_.cost() - solution.bound_ns <= tolerance.gap_ns(totals_.cost());
     };
+    // With encoded copies the rounded relaxation may not fit yet: a window takes none of them.
+    for (int round = 0; round < kMaxSweeps && totals_.cost() >= PoolTotals::kInfeasible; ++round) {
+      if (!sweep()) break;
+    }
     for (int round = 0; round < kMaxRounds; ++round) {
       if (good_enough() || (!best_single_move() && !best_exchange())) break;
     }
@@ -32,7 +37,28 @@ void PoolSolver::solve(const PoolProblem& problem, const PoolTolerance& toleranc
   }
   solution.choice = totals_.choice();
   solution.cost_ns = totals_.cost();
+  solution.feasible = solution.cost_ns < PoolTotals::kInfeasible;
   solution.overflow_bytes = totals_.overflow();
+}
+
+// The best option of every group in turn.
+bool PoolSolver::sweep() {
+  const PoolProblem& problem = totals_.problem();
+  bool changed = false;
+  for (int g = 0; g < static_cast<int>(problem.groups.size()); ++g) {
+    int64_t best_cost = totals_.cost();
+    int best_option = -1;
+    for (int o = problem.groups[g].first_option; o < problem.groups[g].end_option; ++o) {
+      const int64_t cost = totals_.cost_with(g, o);
+      if (cost >= best_cost) continue;
+      best_cost = cost;
+      best_option = o;
+    }
+    if (best_option < 0) continue;
+    totals_.set(g, best_option);
+    changed = true;
+  }
+  return changed;
 }
 
 bool PoolSolver::best_single_move() {

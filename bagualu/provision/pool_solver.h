@@ -27,6 +27,7 @@ class PoolSolver {
     }
   };
 
+  bool sweep();
   bool best_single_move();
   bool best_exchange();
 

@@ -12,6 +12,12 @@ namespace {
 constexpr int kMaxSpares = 3;
 constexpr size_t kMaxSplitUnits = 5;  // of one component that are saved or offloaded one by one
 
+// Where whole tensors miss the pool's optimum, being exact about the pool is no help.
+PoolTolerance without_closing(PoolTolerance tolerance) {
+  tolerance.max_work = 0;
+  return tolerance;
+}
+
 }  // namespace
 
 int64_t link_ns(double ns_per_byte, int64_t bytes) {
@@ -70,7 +76,7 @@ void StagePlanner::build_pool(const StageProblem& problem, bool cap_windows) {
       const size_t options = frontier_.components()[c].options.size();
       for (size_t o = 0; o < options; ++o) {
         const OptionValue& value = slot.values[static_cast<size_t>(first_value_[c]) + o];
-        pool_.options.push_back({value.bytes(), value.compute_ns});
+        pool_.options.push_back({value.retained_bytes, value.compute_ns, value.fixed_bytes});
       }
       retained += slot.values[static_cast<size_t>(first_value_[c])].retained_bytes;
       pool_.groups.push_back({first, first + static_cast<int>(options), static_cast<int>(m)});
@@ -95,6 +101,7 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   build_pool(problem, /*cap_windows=*/true);
   solve_and_pack(problem, 0, result);
   result.bound_ns = solution_.bound_ns;
+  ns_per_byte_ = solution_.ns_per_byte;
   if (problem.host_budget_bytes > 0 && result.bound_ns > 0) {
     // Cutting the windows was our choice, so the bound has to hold without it.
     build_pool(problem, /*cap_windows=*/false);
@@ -103,8 +110,10 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
     build_pool(problem, /*cap_windows=*/true);
   }
   if (good_enough(result)) return;
+  avoid_codes_in_windows(problem, result);
   fill_windows(problem, result);
   if (good_enough(result)) return;
+  if (!result.feasible && !take_least(problem, result)) return;
   search_tensors(problem, result);
 }
 
@@ -113,13 +122,41 @@ bool StagePlanner::good_enough(const StagePlan& result) const {
          result.exposed_ns - result.bound_ns <= tolerance_.gap_ns(result.exposed_ns);
 }
 
+// The relaxation takes encoded copies for bytes that a window carries off, and so it uses them where
+// a window is free. Tried without them there.
+void StagePlanner::avoid_codes_in_windows(const StageProblem& problem, StagePlan& result) {
+  const bool has_codes =
+      std::any_of(pool_.options.begin(), pool_.options.end(),
+                  [](const PoolOption& option) { return option.fixed_bytes > 0; });
+  const bool has_windows = std::any_of(windows_.begin(), windows_.end(),
+                                       [](int64_t window) { return window > 0; });
+  if (!has_codes || !has_windows) return;
+  for (const PoolGroup& group : pool_.groups) {
+    if (windows_[static_cast<size_t>(group.microbatch)] == 0) continue;
+    const PoolOption& first = pool_.options[static_cast<size_t>(group.first_option)];
+    for (int o = group.first_option; o < group.end_option; ++o) {
+      PoolOption& option = pool_.options[static_cast<size_t>(o)];
+      // As good as keeping everything, and dearer: never taken.
+      if (option.fixed_bytes > 0) option = {first.bytes, INT64_MAX / 1024, 0};
+    }
+  }
+  attempt_.bound_ns = result.bound_ns;
+  solve_and_pack(problem, 0, attempt_);
+  build_pool(problem, /*cap_windows=*/true);
+  if (attempt_.feasible && (!result.feasible || attempt_.exposed_ns < result.exposed_ns)) {
+    std::swap(result, attempt_);
+  }
+}
+
 // Whole tensors may not fill the windows: is more recompute cheaper than more link?
 void StagePlanner::fill_windows(const StageProblem& problem, StagePlan& result) {
   attempt_.bound_ns = result.bound_ns;
   for (int attempt = 0; attempt < kMaxSpares && solution_.feasible; ++attempt) {
     const int64_t spare = unfilled_bytes(problem, result);
     if (spare <= 0) return;
+    const PoolTolerance tolerance = std::exchange(tolerance_, without_closing(tolerance_));
     solve_and_pack(problem, spare, attempt_);
+    tolerance_ = tolerance;
     if (!solution_.feasible) return;
     const bool better =
         attempt_.feasible && (!result.feasible || attempt_.exposed_ns < result.exposed_ns);
@@ -175,6 +212,7 @@ void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result
   tensors_.budget_bytes = problem.budget_bytes - pinned_sum_;
   tensors_.host_bytes = problem.host_budget_bytes > 0 ? problem.host_budget_bytes : INT64_MAX / 8;
   tensors_.link_ns_per_byte = problem.link_ns_per_byte;
+  tensors_.ns_per_byte = ns_per_byte_;
   const auto& components = frontier_.components();
   for (size_t m = 0; m < problem.microbatches.size(); ++m) {
     tensors_.window_bytes.push_back(problem.microbatches[m].free_link_bytes);
@@ -196,6 +234,35 @@ void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result
     result.bound_ns = result.exposed_ns;
     result.closed = true;
   }
+}
+
+// The plan that holds least: everything that can be rebuilt is dropped, and as much of the rest as
+// fits is offloaded. Returns: false if even that is too much; the missing bytes are then known.
+bool StagePlanner::take_least(const StageProblem& problem, StagePlan& result) {
+  stubborn_.clear();
+  std::vector<int64_t> link_bytes;
+  for (size_t m = 0; m < problem.microbatches.size(); ++m) {
+    const StageMicrobatch& microbatch = problem.microbatches[m];
+    link_bytes.push_back(problem.link_ns_per_byte > 0 ? INT64_MAX / 64
+                                                      : microbatch.free_link_bytes);
+    result.plans[m] = uniform_plan(graph_, kRecompute);
+    for (int u = 0; u < static_cast<int>(graph_.units.size()); ++u) {
+      if (graph_.units[u].pinned || graph_.units[u].rebuild != Rebuild::kNever) continue;
+      const LayerLoad& load = graph_.load_of(graph_.units[u].layer, *microbatch.loads);
+      stubborn_.push_back({static_cast<int>(m), u, frontier_.unit_bytes(u, load),
+                           frontier_.least_kept_bytes(u, load)});
+    }
+  }
+  const int64_t host = problem.host_budget_bytes > 0 ? problem.host_budget_bytes : INT64_MAX / 8;
+  const LeastDevice least = least_device(stubborn_, std::move(link_bytes), host);
+  for (size_t i = 0; i < stubborn_.size(); ++i) {
+    if (!least.offloaded[i]) continue;
+    result.plans[static_cast<size_t>(stubborn_[i].microbatch)]
+        .residency[static_cast<size_t>(stubborn_[i].unit)] = kOffload;
+  }
+  result.missing_bytes =
+      std::max<int64_t>(0, pinned_sum_ + least.bytes - problem.budget_bytes);
+  return result.missing_bytes == 0;
 }
 
 // The option that says what the plan so far does, or the nearest there is.
@@ -285,11 +352,7 @@ void StagePlanner::solve_and_pack(const StageProblem& problem, int64_t spare_byt
       }
     }
   }
-  if (result.feasible && !pack(problem, result)) {
-    // Encoded copies cannot go over the link, and there are too few others.
-    result.feasible = false;
-    result.missing_bytes = result.device_bytes - problem.budget_bytes;
-  }
+  result.feasible = result.feasible && pack(problem, result);
   price(problem, result);
 }
 
@@ -305,7 +368,8 @@ bool StagePlanner::pack(const StageProblem& problem, StagePlan& result) {
   }
   int64_t held = pinned_sum_;
   for (size_t g = 0; g < solution_.choice.size(); ++g) {
-    held += pool_.options[static_cast<size_t>(solution_.choice[g])].bytes;
+    const PoolOption& option = pool_.options[static_cast<size_t>(solution_.choice[g])];
+    held += option.bytes + option.fixed_bytes;
   }
   result.device_bytes = held;
   if (!pack_offloads(items_, windows_, held - problem.budget_bytes, chosen_)) return false;

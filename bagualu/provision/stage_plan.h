@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bagualu/provision/frontier.h"
+#include "bagualu/provision/least_device.h"
 #include "bagualu/provision/packing.h"
 #include "bagualu/provision/pool_solver.h"
 #include "bagualu/provision/tensor_search.h"
@@ -65,6 +66,7 @@ class StagePlanner {
   void solve_and_pack(const StageProblem& problem, int64_t spare_bytes, StagePlan& result);
   int64_t unfilled_bytes(const StageProblem& problem, const StagePlan& result) const;
   bool good_enough(const StagePlan& result) const;
+  void avoid_codes_in_windows(const StageProblem& problem, StagePlan& result);
   void fill_windows(const StageProblem& problem, StagePlan& result);
   bool pack(const StageProblem& problem, StagePlan& result);
   void price(const StageProblem& problem, StagePlan& result) const;
@@ -73,6 +75,7 @@ class StagePlanner {
     int option = 0;          // of the component
     uint32_t offloaded = 0;  // bit i: unit i of the component
   };
+  bool take_least(const StageProblem& problem, StagePlan& result);
   void search_tensors(const StageProblem& problem, StagePlan& result);
   void add_tensor_options(int component, int microbatch, const StageProblem& problem);
   int start_option(const TensorGroup& group, size_t index, const StagePlan& result) const;
@@ -89,6 +92,7 @@ class StagePlanner {
   std::vector<Slot> slots_;
   int64_t pinned_sum_ = 0;
   int64_t last_spare_ = 0;
+  double ns_per_byte_ = 0;
   PoolProblem pool_;
   PoolSolution solution_;
   std::vector<int64_t> windows_;
@@ -100,6 +104,7 @@ class StagePlanner {
   std::vector<TensorChoice> tensor_choices_;  // by option of tensors_
   std::vector<int> tensor_choice_;
   TensorSearch tensor_search_;
+  std::vector<StubbornItem> stubborn_;
 };
 
 /// Price of `bytes` past the free ones, rounded up.

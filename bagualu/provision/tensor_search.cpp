@@ -4,65 +4,178 @@
 #include <cmath>
 
 namespace bagualu {
+namespace {
+
+constexpr double kPenalty = 3.0;  // a byte too many costs this many times what it is worth
+
+}  // namespace
+
+bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns,
+                           std::vector<int>& choice) {
+  problem_ = &problem;
+  load(choice);
+  best_ = choice_;
+  best_standing_ = now();
+  const bool through = search_through();
+  if (!through) {
+    load(best_);
+    const bool fits = best_standing_.cost < kInfeasible;
+    anneal(fits ? best_standing_.cost - enough_ns : kInfeasible);
+    load(best_);
+    find_twins();
+    trials_left_ = kMaxTrials;
+    next_move_ = 0;
+    while (best_standing_.cost > enough_ns && trials_left_ > 0 && (change_one() || change_two())) {
+    }
+    best_ = choice_;
+  }
+  choice = best_;
+  cost_ = best_standing_.cost;
+  return through;
+}
+
+void TensorSearch::load(const std::vector<int>& choice) {
+  choice_.assign(problem_->groups.size(), -1);
+  sums_.assign(problem_->window_bytes.size(), {});
+  device_ = host_ = exposed_ = past_ = 0;
+  for (size_t g = 0; g < choice.size(); ++g) set(static_cast<int>(g), choice[g]);
+}
+
+int64_t TensorSearch::past_window(int microbatch, const Sums& sums) const {
+  const int64_t past = sums.link - problem_->window_bytes[microbatch];
+  return problem_->link_ns_per_byte > 0 || past < 0 ? 0 : past;
+}
+
+int64_t TensorSearch::exposed_ns(int microbatch, const Sums& sums) const {
+  const int64_t past = sums.link - problem_->window_bytes[microbatch];
+  const int64_t link = past > 0 ? static_cast<int64_t>(std::ceil(problem_->link_ns_per_byte *
+                                                                 static_cast<double>(past)))
+                                : 0;
+  return link + std::max<int64_t>(0, sums.ns - problem_->bubble_ns[microbatch]);
+}
+
+// A choice that does not fit counts by how far it is from fitting, above every one that does.
+TensorSearch::Standing TensorSearch::standing(int64_t device, int64_t host, int64_t exposed,
+                                              int64_t past) const {
+  const int64_t broken = std::max<int64_t>(0, device - problem_->budget_bytes) +
+                         std::max<int64_t>(0, host - problem_->host_bytes) + past;
+  return {broken > 0 ? kInfeasible + broken : exposed, device};
+}
 
 void TensorSearch::unset(int group) {
   if (choice_[group] < 0) return;
   const TensorOption& old = problem_->options[choice_[group]];
-  Sums& sums = sums_[problem_->groups[group].microbatch];
+  const int m = problem_->groups[group].microbatch;
+  Sums& sums = sums_[m];
+  exposed_ -= exposed_ns(m, sums);
+  past_ -= past_window(m, sums);
+  sums.add(old, -1);
+  exposed_ += exposed_ns(m, sums);
+  past_ += past_window(m, sums);
   device_ -= old.device_bytes;
   host_ -= old.link_bytes;
-  sums.link -= old.link_bytes;
-  sums.ns -= old.ns;
   choice_[group] = -1;
 }
 
 void TensorSearch::set(int group, int option) {
   unset(group);
   const TensorOption& now = problem_->options[option];
-  Sums& sums = sums_[problem_->groups[group].microbatch];
+  const int m = problem_->groups[group].microbatch;
+  Sums& sums = sums_[m];
+  exposed_ -= exposed_ns(m, sums);
+  past_ -= past_window(m, sums);
+  sums.add(now, 1);
+  exposed_ += exposed_ns(m, sums);
+  past_ += past_window(m, sums);
   device_ += now.device_bytes;
   host_ += now.link_bytes;
-  sums.link += now.link_bytes;
-  sums.ns += now.ns;
   choice_[group] = option;
 }
 
-// A choice that does not fit counts by how far it is from fitting, above every one that does.
-TensorSearch::Standing TensorSearch::standing() const {
-  int64_t cost = 0, broken = std::max<int64_t>(0, device_ - problem_->budget_bytes) +
-                             std::max<int64_t>(0, host_ - problem_->host_bytes);
-  for (size_t m = 0; m < sums_.size(); ++m) {
-    cost += std::max<int64_t>(0, sums_[m].ns - problem_->bubble_ns[m]);
-    const int64_t past = sums_[m].link - problem_->window_bytes[m];
-    if (past <= 0) continue;
-    if (problem_->link_ns_per_byte <= 0) {
-      broken += past;
-    } else {
-      cost +=
-          static_cast<int64_t>(std::ceil(problem_->link_ns_per_byte * static_cast<double>(past)));
-    }
-  }
-  return broken > 0 ? Standing{kInfeasible + broken, device_} : Standing{cost, device_};
+TensorSearch::Change TensorSearch::change_of(int group, int option) const {
+  const int m = problem_->groups[group].microbatch;
+  const TensorOption& old = problem_->options[choice_[group]];
+  const TensorOption& now = problem_->options[option];
+  Sums sums = sums_[m];
+  sums.add(old, -1);
+  sums.add(now, 1);
+  return {now.device_bytes - old.device_bytes, now.link_bytes - old.link_bytes,
+          exposed_ns(m, sums) - exposed_ns(m, sums_[m]),
+          past_window(m, sums) - past_window(m, sums_[m])};
 }
 
-bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns,
-                           std::vector<int>& choice) {
-  problem_ = &problem;
-  choice_.assign(problem.groups.size(), -1);
-  sums_.assign(problem.window_bytes.size(), {});
-  device_ = host_ = 0;
-  for (size_t g = 0; g < choice.size(); ++g) set(static_cast<int>(g), choice[g]);
-  best_standing_ = standing();
-  best_ = choice_;
-  const bool through = search_through();
-  if (!through) {
-    trials_left_ = kMaxTrials;
-    while (best_standing_.cost > enough_ns && trials_left_ > 0 && improve_once()) {
-    }
+TensorSearch::Standing TensorSearch::with(const Move& move) const {
+  const Change change = change_of(move.group, move.option);
+  return standing(device_ + change.device, host_ + change.host, exposed_ + change.exposed,
+                  past_ + change.past);
+}
+
+TensorSearch::Standing TensorSearch::with(const Move& move, const Move& other) const {
+  const int m = problem_->groups[move.group].microbatch;
+  const int n = problem_->groups[other.group].microbatch;
+  const auto& options = problem_->options;
+  Sums sums[2] = {sums_[m], sums_[n]};
+  Sums& of_other = m == n ? sums[0] : sums[1];
+  int64_t device = device_, host = host_, exposed = exposed_, past = past_;
+  const auto change = [&](const Move& change, Sums& target) {
+    const TensorOption& old = options[choice_[change.group]];
+    const TensorOption& now = options[change.option];
+    target.add(old, -1);
+    target.add(now, 1);
+    device += now.device_bytes - old.device_bytes;
+    host += now.link_bytes - old.link_bytes;
+  };
+  change(move, sums[0]);
+  change(other, of_other);
+  const int touched[2] = {m, n};
+  for (int i = 0; i < (m == n ? 1 : 2); ++i) {
+    exposed += exposed_ns(touched[i], sums[i]) - exposed_ns(touched[i], sums_[touched[i]]);
+    past += past_window(touched[i], sums[i]) - past_window(touched[i], sums_[touched[i]]);
   }
-  choice = best_;
-  cost_ = best_standing_.cost;
-  return through;
+  return standing(device, host, exposed, past);
+}
+
+double TensorSearch::energy(int64_t device, int64_t host, int64_t exposed, int64_t past) const {
+  const int64_t broken = std::max<int64_t>(0, device - problem_->budget_bytes) +
+                         std::max<int64_t>(0, host - problem_->host_bytes) + past;
+  return static_cast<double>(exposed) +
+         kPenalty * problem_->ns_per_byte * static_cast<double>(broken);
+}
+
+// From a temperature at which steps of the size of the gap are taken to one at which hardly any is.
+void TensorSearch::anneal(int64_t gap_ns) {
+  if (problem_->ns_per_byte <= 0) return;
+  const auto groups = static_cast<uint64_t>(choice_.size());
+  double at = energy(device_, host_, exposed_, past_);
+  double heat = std::min(static_cast<double>(gap_ns), 0.3 * at + 1.0) / 2;
+  const double cooling = std::pow(0.003, 1.0 / static_cast<double>(kAnnealingSteps));
+  uint64_t random = 0x9e3779b97f4a7c15;
+  const auto next = [&random] {  // xorshift64*
+    random ^= random >> 12;
+    random ^= random << 25;
+    random ^= random >> 27;
+    return random * 0x2545f4914f6cdd1d;
+  };
+  for (int64_t step = 0; step < kAnnealingSteps; ++step, heat *= cooling) {
+    const uint64_t bits = next();
+    const int g = static_cast<int>((bits >> 32) * groups >> 32);
+    const TensorGroup& group = problem_->groups[g];
+    const int others = group.end_option - group.first_option - 1;
+    if (others < 1) continue;
+    int o = group.first_option + static_cast<int>((bits & 0xffff) * static_cast<uint64_t>(others) >> 16);
+    if (o >= choice_[g]) ++o;
+    const Change change = change_of(g, o);
+    const double energy_then = energy(device_ + change.device, host_ + change.host,
+                                      exposed_ + change.exposed, past_ + change.past);
+    const double chance = static_cast<double>(bits >> 16 & 0xffff) / 65536.0;
+    if (energy_then > at && chance > std::exp((at - energy_then) / heat)) continue;
+    set(g, o);
+    at = energy_then;
+    const Standing standing = now();
+    if (!(standing < best_standing_)) continue;
+    best_standing_ = standing;
+    best_ = choice_;
+  }
 }
 
 bool TensorSearch::search_through() {
@@ -70,17 +183,16 @@ bool TensorSearch::search_through() {
   nodes_left_ = kMaxNodes;
   for (size_t g = 0; g < choice_.size(); ++g) unset(static_cast<int>(g));
   descend(0);
-  for (size_t g = 0; g < choice_.size(); ++g) set(static_cast<int>(g), best_[g]);
   return nodes_left_ > 0;
 }
 
 // Everything only grows from group to group, so a part that is no better than the best is left.
 void TensorSearch::descend(int group) {
   if (--nodes_left_ <= 0) return;
-  const Standing now = standing();
-  if (now.cost >= best_standing_.cost) return;
+  const Standing part = now();
+  if (part.cost >= best_standing_.cost) return;
   if (group == static_cast<int>(problem_->groups.size())) {
-    best_standing_ = now;
+    best_standing_ = part;
     best_ = choice_;
     return;
   }
@@ -92,50 +204,76 @@ void TensorSearch::descend(int group) {
   unset(group);
 }
 
-// The best change of one choice, else the first good change of two.
-bool TensorSearch::improve_once() {
-  const int groups = static_cast<int>(problem_->groups.size());
-  int best_group = -1, best_option = -1;
-  for (int g = 0; g < groups && trials_left_ > 0; ++g) {
-    const int old = best_[g];
-    for (int o = problem_->groups[g].first_option; o < problem_->groups[g].end_option; ++o) {
-      if (o == old) continue;
-      --trials_left_;
-      set(g, o);
-      const Standing now = standing();
-      if (!(now < best_standing_)) continue;
-      best_standing_ = now;
-      best_group = g;
-      best_option = o;
-    }
-    set(g, old);
-  }
-  if (best_group >= 0) {
-    set(best_group, best_option);
-    best_ = choice_;
-    return true;
-  }
-  for (int g = 0; g < groups && trials_left_ > 0; ++g) {
-    const int old = best_[g];
-    for (int o = problem_->groups[g].first_option; o < problem_->groups[g].end_option; ++o) {
-      if (o == old) continue;
-      set(g, o);
-      for (int h = g + 1; h < groups && trials_left_ > 0; ++h) {
-        const int other = best_[h];
-        for (int q = problem_->groups[h].first_option; q < problem_->groups[h].end_option; ++q) {
-          if (q == other) continue;
-          --trials_left_;
-          set(h, q);
-          if (standing() < best_standing_) {
-            best_standing_ = standing();
-            best_ = choice_;
-            return true;
-          }
-        }
-        set(h, other);
+void TensorSearch::find_twins() {
+  const auto& groups = problem_->groups;
+  const auto& options = problem_->options;
+  std::vector<int> firsts;
+  twin_.resize(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (g > 0 && groups[g].microbatch != groups[g - 1].microbatch) firsts.clear();
+    twin_[g] = static_cast<int>(g);
+    for (int f : firsts) {
+      if (std::equal(options.begin() + groups[g].first_option,
+                     options.begin() + groups[g].end_option,
+                     options.begin() + groups[f].first_option,
+                     options.begin() + groups[f].end_option)) {
+        twin_[g] = f;
+        break;
       }
     }
-    set(g, old);
+    if (twin_[g] == static_cast<int>(g)) firsts.push_back(static_cast<int>(g));
+  }
+}
+
+// Of groups that offer the same and do the same, two: a change of two of them may be what is needed.
+void TensorSearch::list_moves() {
+  moves_.clear();
+  listed_.assign(problem_->options.size(), 0);
+  for (int g = 0; g < static_cast<int>(choice_.size()); ++g) {
+    const TensorGroup& group = problem_->groups[g];
+    const int same = problem_->groups[twin_[g]].first_option + choice_[g] - group.first_option;
+    if (listed_[same] >= 2) continue;
+    ++listed_[same];
+    for (int o = group.first_option; o < group.end_option; ++o) {
+      if (o != choice_[g]) moves_.push_back({g, o});
+    }
+  }
+}
+
+bool TensorSearch::change_one() {
+  list_moves();
+  const Move* best = nullptr;
+  for (const Move& move : moves_) {
+    const Standing standing = with(move);
+    if (!(standing < best_standing_)) continue;
+    best_standing_ = standing;
+    best = &move;
+  }
+  trials_left_ -= static_cast<int64_t>(moves_.size());
+  if (best == nullptr) return false;
+  set(best->group, best->option);
+  return true;
+}
+
+// The best partner of the first change that has a good one, from where the last search stopped.
+bool TensorSearch::change_two() {
+  const size_t count = moves_.size();
+  for (size_t i = 0; i < count && trials_left_ > 0; ++i) {
+    const Move& move = moves_[(next_move_ + i) % count];
+    const Move* best = nullptr;
+    for (const Move& other : moves_) {
+      if (other.group == move.group) continue;
+      const Standing standing = with(move, other);
+      if (!(standing < best_standing_)) continue;
+      best_standing_ = standing;
+      best = &other;
+    }
+    trials_left_ -= static_cast<int64_t>(count);
+    if (best == nullptr) continue;
+    next_move_ = (next_move_ + i) % count;
+    set(move.group, move.option);
+    set(best->group, best->option);
+    return true;
   }
   return false;
 }

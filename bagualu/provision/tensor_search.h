@@ -10,6 +10,7 @@ struct TensorOption {
   int64_t device_bytes = 0;
   int64_t link_bytes = 0;
   int64_t ns = 0;
+  bool operator==(const TensorOption&) const = default;
 };
 
 struct TensorGroup {
@@ -24,18 +25,22 @@ struct TensorProblem {
   std::vector<int64_t> window_bytes;  ///< by micro-batch
   std::vector<int64_t> bubble_ns;     ///< by micro-batch
   int64_t budget_bytes = 0;
-  int64_t host_bytes = 0;       ///< limit of all links together
-  double link_ns_per_byte = 0;  ///< past the windows; 0 = nothing goes past them
+  int64_t host_bytes = 0;             ///< limit of all links together
+  double link_ns_per_byte = 0;        ///< past the windows; 0 = nothing goes past them
+  double ns_per_byte = 0;             ///< about what a byte on the device is worth
 };
 
 /// The last mile below the pool (pool.h), where a window and whole tensors do not fit together: few
-/// and large tensors. Small problems are searched through, others by exchanges of one or two
-/// choices. Work is bounded by counts, not by a clock.
+/// and large tensors. Small problems are searched through. Others are annealed from the plan at hand
+/// (Kirkpatrick et al. 1983; a fixed sequence of random numbers, so that equal problems get equal
+/// plans) and then improved by changes of one or two choices; of groups that offer and do the same,
+/// two stand for all. Work is bounded by counts, not by a clock.
 class TensorSearch {
  public:
   static constexpr int64_t kMaxNodes = 60'000;
-  static constexpr int64_t kMaxTrials = 40'000;
   static constexpr size_t kMaxSearchedGroups = 20;
+  static constexpr int64_t kMaxTrials = 25'000;
+  static constexpr int64_t kAnnealingSteps = 25'000;
 
   /// Improves `choice` (option by group; may be infeasible at first) down to `enough_ns`.
   /// Returns: true if the search ran to its end, so that the result is the optimum.
@@ -47,34 +52,65 @@ class TensorSearch {
  private:
   static constexpr int64_t kInfeasible = INT64_MAX / 4;
 
-  struct Sums {
+  struct Sums {  // of one micro-batch
     int64_t link = 0;
     int64_t ns = 0;
+
+    void add(const TensorOption& option, int64_t sign) {
+      link += sign * option.link_bytes;
+      ns += sign * option.ns;
+    }
   };
-  struct Standing {  // lower is better: cost, then bytes on the device
+  struct Standing {  // lower is better: cost (if it does not fit, by how much), bytes on the device
     int64_t cost = 0;
     int64_t device = 0;
     bool operator<(const Standing& other) const {
       return cost != other.cost ? cost < other.cost : device < other.device;
     }
   };
+  struct Change {
+    int64_t device = 0, host = 0, exposed = 0, past = 0;
+  };
+  struct Move {
+    int group = 0;
+    int option = 0;
+  };
 
-  void unset(int group);
+  void load(const std::vector<int>& choice);
   void set(int group, int option);
-  Standing standing() const;
+  void unset(int group);
+  int64_t exposed_ns(int microbatch, const Sums& sums) const;
+  int64_t past_window(int microbatch, const Sums& sums) const;
+  Standing standing(int64_t device, int64_t host, int64_t exposed, int64_t past) const;
+  Standing now() const { return standing(device_, host_, exposed_, past_); }
+  /// Cost, and what is broken at its price.
+  double energy(int64_t device, int64_t host, int64_t exposed, int64_t past) const;
+  Change change_of(int group, int option) const;
+  Standing with(const Move& move) const;
+  Standing with(const Move& move, const Move& other) const;
+  void anneal(int64_t gap_ns);
   bool search_through();
   void descend(int group);
-  bool improve_once();
+  void find_twins();
+  void list_moves();
+  bool change_one();
+  bool change_two();
 
   const TensorProblem* problem_ = nullptr;
   std::vector<int> choice_, best_;
   std::vector<Sums> sums_;
   int64_t device_ = 0;
   int64_t host_ = 0;
+  int64_t exposed_ = 0;
+  int64_t past_ = 0;  // windows, if nothing may go past them
   int64_t cost_ = 0;
   int64_t nodes_left_ = 0;
   int64_t trials_left_ = 0;
   Standing best_standing_;
+  std::vector<int> twin_;        // by group: the first group that offers the same
+  std::vector<uint8_t> listed_;  // by option of a first twin
+  std::vector<Move> moves_;
+  size_t next_move_ = 0;         // where the search for two changes goes on
 };
 
 }  // namespace bagualu
