@@ -105,6 +105,9 @@ void check_units(const Graph& graph) {
       BGL_CHECK(graph.storages[s].unit == static_cast<int>(u), unit.name);
       BGL_CHECK(graph.storages[s].producer == unit.producer, unit.name);
       BGL_CHECK(graph.last_backward_read[s] >= 0, unit.name, "saved but read by no backward");
+      if (graph.storages[s].persistent) {
+        BGL_CHECK(unit.pinned && graph.storages[s].bytes == ByteFormula{}, unit.name);
+      }
     }
     if (unit.rebuild != Rebuild::kOp) continue;
     ClosureCheck(graph, unit).visit(unit.producer);

@@ -117,7 +117,8 @@ enum class Rebuild : uint8_t {
 /// Note [Provenance]: bytes are freed once per storage. Views (q, k, v inside qkv; gate and up
 /// inside expert_fc1) are never storages of their own, so that they cannot be counted or offloaded
 /// twice. `derived_from` names the storage that can restore this one by a cheap op (a cast, a
-/// gather by the pinned row map); -1 where there is none.
+/// gather by the pinned row map); -1 where there is none. Twins of one value (fp32 and its bf16 copy)
+/// are two storages: giving up one frees its own bytes only, and only the origin restores the other.
 struct StorageSpec {
   std::string name;  ///< "layer2.expert_fc1.out"
   StorageKind kind = StorageKind::kActivation;
@@ -130,6 +131,9 @@ struct StorageSpec {
   /// Element size of values that an encoding may round; 0 = exact under every residency (indices,
   /// gate weights, statistics of a norm or a softmax), also when the rest of the unit is encoded.
   int64_t lossy_element_bytes = 0;
+  /// A view of a parameter or of a persistent buffer: its bytes belong to static memory and are 0
+  /// here. Its unit is pinned, since giving it up would free nothing or break the parameter.
+  bool persistent = false;
 };
 
 struct UnitSpec {

@@ -7,6 +7,7 @@
 
 #include "bagualu/base/units.h"
 #include "bagualu/cost/residency.h"
+#include "bagualu/provision/provenance.h"
 
 namespace bagualu {
 namespace {
@@ -23,7 +24,12 @@ class Simulation {
     for (size_t s = 0; s < place_.size(); ++s) {
       if (place_[s] == Place::kLeaving) place_[s] = Place::kHost;
     }
+    count_freed();
     for (int i = ops - 1; i >= 0; --i) backward(i);
+    for (size_t s = 0; s < place_.size(); ++s) {
+      if (place_[s] == Place::kNowhere || place_[s] == Place::kInPieces) continue;
+      result_.violations.push_back(graph_.storages[s].name + " is still held after the backward");
+    }
   }
 
  private:
@@ -35,8 +41,8 @@ class Simulation {
   }
 
   static int64_t charged(const ByteFormula& f, int64_t tokens, const LayerLoad& load) {
-    const int64_t bytes = f.fixed + f.per_token * tokens + f.per_row * load.rows +
-                          f.per_piece_row * load.piece_rows;
+    const int64_t bytes =
+        f.fixed + f.per_token * tokens + f.per_row * load.rows + f.per_piece_row * load.piece_rows;
     return (bytes + kAllocationGranularity - 1) / kAllocationGranularity * kAllocationGranularity;
   }
 
@@ -70,6 +76,14 @@ class Simulation {
       if (place_[s] == Place::kEncoded) sum += encoded(s);
     }
     return sum;
+  }
+
+  // Between forward and backward: what would be there if everything were kept, less what is there.
+  void count_freed() {
+    for (const UnitSpec& unit : graph_.units) {
+      for (int s : unit.storages) result_.freed_bytes += bytes_of(s);
+    }
+    result_.freed_bytes -= resident();
   }
 
   void note(int64_t extra) {
@@ -177,17 +191,81 @@ class Simulation {
       case Place::kLost:
         rebuild(graph_.storages[s].producer);
         return;
+      case Place::kNowhere:
+        if (graph_.storages[s].unit < 0) {  // not kept: a closure goes on through its producer
+          rebuild(graph_.storages[s].producer);
+          return;
+        }
+        [[fallthrough]];
       default:
         result_.violations.push_back("backward needs " + graph_.storages[s].name +
                                      ", which nothing can bring back");
     }
   }
 
+  // Runs an operator again. Outputs that are still held are written beside them and thrown away;
+  // those that nobody keeps live until the backward they were rebuilt for begins. What else was
+  // dropped and reads such an output is rebuilt now, or the closure would run again for it.
   void rebuild(int i) {
     const OpSpec& op = graph_.ops[i];
+    check_may_run_again(op);
     for (int s : op.reads) bring(s);
-    for (int s : op.creates) place_[s] = Place::kDevice;
-    note(scratch(op.fwd_workspace, op.layer));
+    const bool done = std::none_of(op.creates.begin(), op.creates.end(), [this](int s) {
+      return place_[s] == Place::kLost ||
+             (graph_.storages[s].unit < 0 && place_[s] == Place::kNowhere);
+    });
+    if (done) return;  // what an input needed has run this one too
+    int64_t written_twice = 0;
+    for (int s : op.creates) {
+      if (graph_.storages[s].unit < 0 && place_[s] == Place::kNowhere) {
+        borrowed_.push_back(s);
+      } else if (place_[s] != Place::kLost) {
+        written_twice += bytes_of(s);
+        continue;
+      }
+      place_[s] = Place::kDevice;
+    }
+    note(scratch(op.fwd_workspace, op.layer) + written_twice);
+    if (borrowed_.empty()) return;
+    for (size_t j = 0; j < graph_.ops.size(); ++j) {
+      const OpSpec& other = graph_.ops[j];
+      if (&other == &op || other.layer != op.layer || !any_at(other.creates, Place::kLost))
+        continue;
+      if (reads_borrowed(other)) rebuild(static_cast<int>(j));
+    }
+  }
+
+  // By itself or through outputs that nobody keeps.
+  bool reads_borrowed(const OpSpec& op) const {
+    for (int s : op.reads) {
+      if (std::find(borrowed_.begin(), borrowed_.end(), s) != borrowed_.end()) return true;
+      const StorageSpec& spec = graph_.storages[s];
+      if (spec.unit < 0 && reads_borrowed(graph_.ops[spec.producer])) return true;
+    }
+    return false;
+  }
+
+  bool any_at(const std::vector<int>& storages, Place place) const {
+    return std::any_of(storages.begin(), storages.end(),
+                       [this, place](int s) { return place_[s] == place; });
+  }
+
+  // Ranks would wait for each other, or tokens change their experts.
+  void check_may_run_again(const OpSpec& op) {
+    if (op.stream == Stream::kComm) {
+      result_.violations.push_back("a rebuild would repeat the collective " + op.name);
+    }
+    for (int s : op.creates) {
+      const int unit = graph_.storages[s].unit;
+      if (unit < 0 || !graph_.units[unit].pinned) continue;
+      result_.violations.push_back("a rebuild would repeat " + op.name +
+                                   ", which makes the pinned " + graph_.storages[s].name);
+    }
+  }
+
+  void return_borrowed() {
+    for (int s : borrowed_) place_[s] = Place::kNowhere;
+    borrowed_.clear();
   }
 
   // On entering a layer, what the next one will need starts to come back.
@@ -211,6 +289,7 @@ class Simulation {
     if (plan_.prefetch) prefetch(i);
     if (!op.has_backward) return;
     for (int s : op.bwd_saved) bring(s);
+    return_borrowed();
     for (int s : op.bwd_creates) place_[s] = Place::kDevice;
     note(scratch(op.bwd_workspace, op.layer) + piece_buffers(op.bwd_saved));
     for (const auto* list : {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates}) {
@@ -225,13 +304,14 @@ class Simulation {
   const std::vector<LayerLoad>& loads_;
   VerifiedPlan& result_;
   std::vector<Place> place_;
+  std::vector<int> borrowed_;  ///< rebuilt for a closure only
   std::vector<int> marks_ = std::vector<int>(place_.size(), 0);
 };
 
 void check_choices(const Graph& graph, const Plan& plan, std::vector<std::string>& violations) {
   if (plan.residency.size() != graph.units.size()) {
-    violations.push_back("the plan has " + std::to_string(plan.residency.size()) +
-                         " choices for " + std::to_string(graph.units.size()) + " units");
+    violations.push_back("the plan has " + std::to_string(plan.residency.size()) + " choices for " +
+                         std::to_string(graph.units.size()) + " units");
     return;
   }
   for (size_t u = 0; u < graph.units.size(); ++u) {
@@ -241,6 +321,11 @@ void check_choices(const Graph& graph, const Plan& plan, std::vector<std::string
       continue;
     }
     const ResidencySpec& choice = residencies()[plan.residency[u]];
+    for (int s : unit.storages) {
+      if (!graph.storages[s].persistent || choice.retire == Retire::kKeep) continue;
+      violations.push_back(graph.storages[s].name + " is a view of persistent memory, not to " +
+                           std::string(choice.name));
+    }
     if (unit.pinned && choice.retire != Retire::kKeep) {
       violations.push_back(unit.name + " is pinned, not to " + std::string(choice.name));
     }
@@ -251,35 +336,14 @@ void check_choices(const Graph& graph, const Plan& plan, std::vector<std::string
   }
 }
 
-// Bytes are counted once per storage, and only an original restores what is derived from it.
-void check_provenance(const Graph& graph, std::vector<std::string>& violations) {
-  std::vector<int> owners(graph.storages.size(), 0);
-  for (const UnitSpec& unit : graph.units) {
-    for (int s : unit.storages) ++owners[s];
-  }
-  for (size_t s = 0; s < graph.storages.size(); ++s) {
-    const StorageSpec& spec = graph.storages[s];
-    if (owners[s] != (spec.unit >= 0 ? 1 : 0)) {
-      violations.push_back(spec.name + " is counted in " + std::to_string(owners[s]) + " units");
-    }
-    if (spec.derived_from < 0) continue;
-    const StorageSpec& origin = graph.storages[spec.derived_from];
-    if (origin.producer >= spec.producer) {
-      violations.push_back(spec.name + " is derived from " + origin.name + ", which is newer");
-    }
-    if (origin.derived_from == static_cast<int>(s)) {
-      violations.push_back(spec.name + " and " + origin.name + " are derived from each other");
-    }
-  }
-}
-
 }  // namespace
 
 VerifiedPlan verify_plan(const Graph& graph, const Plan& plan, const std::vector<LayerLoad>& loads,
-                         int64_t budget_bytes) {
+                         int64_t budget_bytes, int64_t claimed_bytes) {
   VerifiedPlan result;
+  result.violations = provenance_violations(graph);
+  if (!result.ok()) return result;
   check_choices(graph, plan, result.violations);
-  check_provenance(graph, result.violations);
   if (loads.size() != static_cast<size_t>(graph.layers)) {
     result.violations.push_back("loads of " + std::to_string(loads.size()) + " layers for " +
                                 std::to_string(graph.layers));
@@ -289,6 +353,10 @@ VerifiedPlan verify_plan(const Graph& graph, const Plan& plan, const std::vector
   if (budget_bytes > 0 && result.peak_bytes > budget_bytes) {
     result.violations.push_back("peak of " + std::to_string(result.peak_bytes) +
                                 " bytes is above the budget of " + std::to_string(budget_bytes));
+  }
+  if (claimed_bytes > result.freed_bytes) {
+    result.violations.push_back("claims to free " + std::to_string(claimed_bytes) +
+                                " bytes and frees " + std::to_string(result.freed_bytes));
   }
   return result;
 }

@@ -194,8 +194,8 @@ class Appender {
   }
 
   // An input that was not kept for backward is rebuilt first. Everything else that was dropped and
-  // reads a rebuilt intermediate is rebuilt in the same go, so that no operator of a closure runs
-  // twice.
+  // whose closure reads a rebuilt intermediate is rebuilt in the same go, so that no operator of a
+  // closure runs twice.
   void recompute(int op) {
     for (int s : graph_.ops[op].reads) {
       if (state_.storage[s] == StorageFate::kGone && graph_.storages[s].unit < 0) {
@@ -239,13 +239,19 @@ class Appender {
     for (int i = 0; i < static_cast<int>(graph_.ops.size()); ++i) {
       const OpSpec& other = graph_.ops[i];
       if (i == op || other.layer != graph_.ops[op].layer) continue;
-      const bool shares = std::any_of(other.reads.begin(), other.reads.end(),
-                                      [this](int s) { return is_rebuilt_intermediate(s); });
       const bool dropped = std::any_of(other.creates.begin(), other.creates.end(), [this](int s) {
         return state_.storage[s] == StorageFate::kDropped && !is_streamed(s);
       });
-      if (shares && dropped) recompute(i);
+      if (dropped && needs_rebuilt_intermediate(i)) recompute(i);
     }
+  }
+
+  bool needs_rebuilt_intermediate(int op) const {
+    const std::vector<int>& reads = graph_.ops[op].reads;
+    return std::any_of(reads.begin(), reads.end(), [this](int s) {
+      if (graph_.storages[s].unit >= 0) return false;
+      return is_rebuilt_intermediate(s) || needs_rebuilt_intermediate(graph_.storages[s].producer);
+    });
   }
 
   void free_intermediates() {
