@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "bagualu/base/error.h"
@@ -10,6 +11,8 @@ namespace bagualu {
 namespace {
 
 constexpr int kMaxSpares = 3;
+constexpr int kMaxPackings = 100;
+constexpr size_t kMaxMoves = 40;
 constexpr size_t kMaxSplitUnits = 5;  // of one component that are saved or offloaded one by one
 
 // Where whole tensors miss the pool's optimum, being exact about the pool is no help.
@@ -113,6 +116,8 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   avoid_codes_in_windows(problem, result);
   fill_windows(problem, result);
   if (good_enough(result)) return;
+  search_choices(problem, result);
+  if (good_enough(result)) return;
   if (!result.feasible && !take_least(problem, result)) return;
   search_tensors(problem, result);
 }
@@ -164,6 +169,89 @@ void StagePlanner::fill_windows(const StageProblem& problem, StagePlan& result) 
     if (better || lost) std::swap(result, attempt_);
     if (!lost) return;
   }
+}
+
+// One or two other options of the pool, the best by the pool first, packed anew: another tensor may
+// leave another hole in a window.
+void StagePlanner::search_choices(const StageProblem& problem, StagePlan& result) {
+  if (!solution_.feasible || !result.feasible) return;
+  relaxation_.solve(pool_);
+  totals_.load(pool_, pool_choice(result));
+  for (int left = kMaxPackings; left > 0 && !good_enough(result);) {
+    list_candidates(result.exposed_ns);
+    bool improved = false;
+    for (size_t c = 0; c < candidates_.size() && left > 0 && !improved; ++c, --left) {
+      const Candidate& candidate = candidates_[c];
+      solution_.choice = totals_.choice();
+      solution_.choice[static_cast<size_t>(pool_group(candidate.option))] = candidate.option;
+      if (candidate.other >= 0) {
+        solution_.choice[static_cast<size_t>(pool_group(candidate.other))] = candidate.other;
+      }
+      carry_out(problem, attempt_);
+      improved = attempt_.feasible && attempt_.exposed_ns < result.exposed_ns;
+      if (!improved) continue;
+      attempt_.bound_ns = result.bound_ns;
+      std::swap(result, attempt_);
+      totals_.load(pool_, solution_.choice);
+    }
+    if (!improved) return;
+  }
+}
+
+int StagePlanner::pool_group(int option) const {
+  const auto after = std::upper_bound(
+      pool_.groups.begin(), pool_.groups.end(), option,
+      [](int value, const PoolGroup& group) { return value < group.first_option; });
+  return static_cast<int>(after - pool_.groups.begin()) - 1;
+}
+
+void StagePlanner::list_candidates(int64_t below_ns) {
+  moves_.clear();
+  for (int g = 0; g < static_cast<int>(pool_.groups.size()); ++g) {
+    for (int o = pool_.groups[g].first_option; o < pool_.groups[g].end_option; ++o) {
+      if (o != totals_.choice()[g]) moves_.emplace_back(relaxation_.reduced_cost(g, o), o);
+    }
+  }
+  if (moves_.size() > kMaxMoves) {
+    std::nth_element(moves_.begin(), moves_.begin() + kMaxMoves, moves_.end());
+    moves_.resize(kMaxMoves);
+  }
+  candidates_.clear();
+  for (size_t i = 0; i < moves_.size(); ++i) {
+    const int o = moves_[i].second, g = pool_group(o);
+    const int64_t alone = totals_.cost_with(g, o);
+    if (alone < below_ns) candidates_.push_back({alone, o, -1});
+    for (size_t j = i + 1; j < moves_.size(); ++j) {
+      const int q = moves_[j].second, h = pool_group(q);
+      if (g == h) continue;
+      const int64_t both = totals_.cost_with(g, o, h, q);
+      if (both < below_ns) candidates_.push_back({both, o, q});
+    }
+  }
+  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.pool_ns, a.option, a.other) < std::tie(b.pool_ns, b.option, b.other);
+  });
+}
+
+// The pool's options that a plan stands for.
+std::vector<int> StagePlanner::pool_choice(const StagePlan& result) const {
+  const auto& components = frontier_.components();
+  std::vector<int> choice;
+  for (size_t g = 0; g < pool_.groups.size(); ++g) {
+    const FrontierComponent& component = components[g % components.size()];
+    const Plan& plan = result.plans[g / components.size()];
+    int found = pool_.groups[g].first_option;
+    for (size_t o = 0; o < component.options.size(); ++o) {
+      bool same = true;
+      for (size_t i = 0; i < component.units.size() && same; ++i) {
+        const ResidencyId has = plan.residency[static_cast<size_t>(component.units[i])];
+        same = component.options[o].choice[i] == (has == kOffload ? kSave : has);
+      }
+      if (same) found = pool_.groups[g].first_option + static_cast<int>(o);
+    }
+    choice.push_back(found);
+  }
+  return choice;
 }
 
 // Options of a component with whole tensors: each of the frontier's, and each set of retained units
@@ -335,6 +423,11 @@ void StagePlanner::solve_and_pack(const StageProblem& problem, int64_t spare_byt
   last_spare_ = spare_bytes;
   solver_.solve(pool_, tolerance_, solution_);
   pool_.budget_bytes = budget;
+  carry_out(problem, result);
+}
+
+// The pool's choice with whole tensors.
+void StagePlanner::carry_out(const StageProblem& problem, StagePlan& result) {
   result.feasible = solution_.feasible;
   result.missing_bytes = solution_.missing_bytes;
   result.closed = solution_.closed;
@@ -372,7 +465,7 @@ bool StagePlanner::pack(const StageProblem& problem, StagePlan& result) {
     held += option.bytes + option.fixed_bytes;
   }
   result.device_bytes = held;
-  if (!pack_offloads(items_, windows_, held - problem.budget_bytes, chosen_)) return false;
+  if (!packer_.pack(items_, windows_, held - problem.budget_bytes, chosen_)) return false;
   for (size_t i = 0; i < items_.size(); ++i) {
     if (!chosen_[i]) continue;
     result.plans[static_cast<size_t>(items_[i].microbatch)]

@@ -75,6 +75,16 @@ class StagePlanner {
     int option = 0;          // of the component
     uint32_t offloaded = 0;  // bit i: unit i of the component
   };
+  void carry_out(const StageProblem& problem, StagePlan& result);
+  struct Candidate {  // of the pool: one or two options instead of those taken
+    int64_t pool_ns = 0;
+    int option = -1;
+    int other = -1;
+  };
+  void search_choices(const StageProblem& problem, StagePlan& result);
+  void list_candidates(int64_t below_ns);
+  int pool_group(int option) const;
+  std::vector<int> pool_choice(const StagePlan& result) const;
   bool take_least(const StageProblem& problem, StagePlan& result);
   void search_tensors(const StageProblem& problem, StagePlan& result);
   void add_tensor_options(int component, int microbatch, const StageProblem& problem);
@@ -96,6 +106,10 @@ class StagePlanner {
   PoolProblem pool_;
   PoolSolution solution_;
   std::vector<int64_t> windows_;
+  Packer packer_;
+  PoolTotals totals_;
+  std::vector<std::pair<double, int>> moves_;  // reduced cost, option
+  std::vector<Candidate> candidates_;
   std::vector<PackItem> items_;
   std::vector<uint8_t> chosen_;
   StagePlan attempt_;
