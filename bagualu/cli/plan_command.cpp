@@ -35,6 +35,7 @@ struct PlanFlags {
   std::string policies;
   std::string system = "cpu-2core";
   std::string json;
+  bool explain = false;
 };
 
 void add_flags(CLI::App* app, PlanFlags* flags) {
@@ -63,6 +64,8 @@ void add_flags(CLI::App* app, PlanFlags* flags) {
   add("--system", &flags->system, "FILE|NAME",
       "machine whose rates price the choices: a file or a name from configs/systems");
   add("--json", &flags->json, "FILE|-", "write the answer as JSON; with - instead of the table");
+  app->add_flag("--explain", flags->explain,
+                "show which combinations of residencies were looked at and which are redundant");
 }
 
 PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
@@ -89,6 +92,7 @@ PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
   request.policies = flags.policies.empty()
                          ? policy_names()
                          : parse_names_flag(flags.policies, kWhere, "--policy", policy_names());
+  request.explain = flags.explain;
   request.model = model_from_file(
       resolve_config(flags.model, config_folders(tree, "models"), kWhere, "--model"));
   validate(request.model, request.shape, request.layout, kWhere);

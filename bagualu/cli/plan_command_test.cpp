@@ -121,6 +121,25 @@ TEST_F(PlanCommand, AHostBudgetUnderTheFloorIsInfeasibleToo) {
   EXPECT_EQ(plan({"--seq", "64", "--host-budget", std::to_string(floor)}).code, kExitDone);
 }
 
+TEST_F(PlanCommand, ExplainsItsChoicesOnlyWhenAsked) {
+  EXPECT_EQ(plan({"--seq", "64"}).out.find("choices that are left"), std::string::npos);
+  EXPECT_FALSE(
+      parse_json_object(plan({"--seq", "64", "--json", "-"}).out, "output").contains("explain"));
+  const Outcome table = plan({"--seq", "64", "--explain"});
+  EXPECT_EQ(table.code, kExitDone) << table.err;
+  EXPECT_NE(table.out.find("choices that are left"), std::string::npos) << table.out;
+  const Outcome json = plan({"--seq", "64", "--explain", "--json", "-"});
+  EXPECT_EQ(parse_json_object(json.out, "output").at("explain").at("total").at("units"), 39);
+}
+
+TEST_F(PlanCommand, RefusesToExplainLatentAttention) {
+  const Outcome outcome = line({"plan", "--model", preset("deepseek-v3"), "--ep", "8", "--explain",
+                                "--system", BAGUALU_SOURCE_DIR "/configs/systems/h800.json"});
+  EXPECT_EQ(outcome.code, kExitBadInput);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(outcome.err.find("latent attention (MLA)"), std::string::npos) << outcome.err;
+}
+
 TEST_F(PlanCommand, HelpNamesUnitsAndDefaults) {
   const Outcome outcome = line({"plan", "--help"});
   EXPECT_EQ(outcome.code, kExitDone);

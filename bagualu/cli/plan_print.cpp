@@ -87,37 +87,39 @@ Json to_json(const PlanRequest& request, const PlanReport& report) {
   }
   const Json budget = request.budget_bytes > 0 ? Json(request.budget_bytes) : Json(nullptr);
   const Json host = request.host_budget_bytes > 0 ? Json(request.host_budget_bytes) : Json(nullptr);
-  return {{"type", "plan"},
-          {"version", kFormatVersion},
-          {"bagualu", BAGUALU_VERSION},
-          {"model", to_json(request.model)},
-          {"world_size", request.layout.world_size},
-          {"ep", request.layout.ep_size},
-          {"micro_batch_size", request.shape.micro_batch_size},
-          {"seq", request.shape.seq},
-          {"microbatches", request.shape.microbatches},
-          {"dtype", dtype_name(request.shape.dtype)},
-          {"threads", request.threads},
-          {"chunk_rows", request.chunk_rows},
-          {"imbalance", request.imbalance},
-          {"budget_bytes", budget},
-          {"host_budget_bytes", host},
-          {"system", request.system.name},
-          {"static",
-           {{"total_bytes", report.static_memory.total_bytes()},
-            {"dense_bytes", report.static_memory.dense_bytes},
-            {"expert_bytes", report.static_memory.expert_bytes},
-            {"buffer_bytes", report.static_memory.buffer_bytes},
-            {"table_bytes", report.static_memory.table_bytes}}},
-          {"layers", layers},
-          {"calm_peak", peak_json(report.calm_peak)},
-          {"loaded_peak", peak_json(report.loaded_peak)},
-          {"floor", peak_json(report.floor)},
-          {"floor_host_bytes", report.floor_host_bytes},
-          {"worst_imbalance", report.worst_imbalance},
-          {"short_by_bytes", report.short_by_bytes},
-          {"host_short_by_bytes", report.host_short_by_bytes},
-          {"policies", policies}};
+  Json answer = {{"type", "plan"},
+                 {"version", kFormatVersion},
+                 {"bagualu", BAGUALU_VERSION},
+                 {"model", to_json(request.model)},
+                 {"world_size", request.layout.world_size},
+                 {"ep", request.layout.ep_size},
+                 {"micro_batch_size", request.shape.micro_batch_size},
+                 {"seq", request.shape.seq},
+                 {"microbatches", request.shape.microbatches},
+                 {"dtype", dtype_name(request.shape.dtype)},
+                 {"threads", request.threads},
+                 {"chunk_rows", request.chunk_rows},
+                 {"imbalance", request.imbalance},
+                 {"budget_bytes", budget},
+                 {"host_budget_bytes", host},
+                 {"system", request.system.name},
+                 {"static",
+                  {{"total_bytes", report.static_memory.total_bytes()},
+                   {"dense_bytes", report.static_memory.dense_bytes},
+                   {"expert_bytes", report.static_memory.expert_bytes},
+                   {"buffer_bytes", report.static_memory.buffer_bytes},
+                   {"table_bytes", report.static_memory.table_bytes}}},
+                 {"layers", layers},
+                 {"calm_peak", peak_json(report.calm_peak)},
+                 {"loaded_peak", peak_json(report.loaded_peak)},
+                 {"floor", peak_json(report.floor)},
+                 {"floor_host_bytes", report.floor_host_bytes},
+                 {"worst_imbalance", report.worst_imbalance},
+                 {"short_by_bytes", report.short_by_bytes},
+                 {"host_short_by_bytes", report.host_short_by_bytes},
+                 {"policies", policies}};
+  if (report.explanation) answer["explain"] = to_json(*report.explanation);
+  return answer;
 }
 
 void print_table(const PlanRequest& request, const PlanReport& report, std::ostream& out) {
@@ -144,6 +146,7 @@ void print_table(const PlanRequest& request, const PlanReport& report, std::ostr
   line(out, "  host bytes at the floor", format_bytes(report.floor_host_bytes));
   line(out, "  largest imbalance there can be", factor_text(report.worst_imbalance));
   if (!report.policies.empty()) print_policies(request, report, out);
+  if (report.explanation) print_explanation(*report.explanation, out);
 }
 
 }  // namespace bagualu

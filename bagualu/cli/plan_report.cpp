@@ -49,6 +49,9 @@ class Planner {
     report_.loaded_peak = save_all_peak(loads_at(request_.imbalance));
     list_layers();
     find_floor();
+    if (request_.explain) {
+      report_.explanation = explain_plan(graph_, costs_, context_.balanced);
+    }
     if (request_.host_budget_bytes > 0) {
       report_.host_short_by_bytes =
           std::max<int64_t>(0, report_.floor_host_bytes - request_.host_budget_bytes);

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "bagualu/base/json.h"
+#include "bagualu/cli/plan_explain.h"
 #include "bagualu/cost/system.h"
 #include "bagualu/model/layout.h"
 #include "bagualu/model/model_spec.h"
@@ -26,6 +28,7 @@ struct PlanRequest {
   int64_t budget_bytes = 0;       ///< 0 = none: nothing is asked of the policies
   int64_t host_budget_bytes = 0;  ///< 0 = no limit
   std::vector<std::string> policies;
+  bool explain = false;  ///< list the combinations that the planner looks at
 };
 
 /// Highest live bytes of a rank, static ones included, and the action they belong to.
@@ -62,6 +65,7 @@ struct PlanReport {
   std::vector<PolicyOutcome> policies;
   int64_t short_by_bytes = 0;       ///< budget under the floor; 0: feasible, or no budget given
   int64_t host_short_by_bytes = 0;  ///< the same of the host budget
+  std::optional<PlanExplanation> explanation;
 };
 
 /// Requires: a request whose model, shape and layout passed validate().
