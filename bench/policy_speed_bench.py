@@ -7,6 +7,13 @@ calm step fits it. Figures:
                                  (step time)
   save_all_over_adaptive         median step time save-all / adaptive; 1 = adaptive costs nothing
   decide_*                       time of the decisions of a step
+Then the ablation at one budget halfway between what full-recompute and save-all need, so that
+something has to go:
+  ablation_per_operator   median step time full-recompute / static (a choice per operator, fitted to
+                          1.2 times the balanced load)
+  ablation_dynamic        the same over adaptive (the choice made anew at every gate)
+One rank has no imbalance to react to, so dynamic can gain over static only what a fit with reserve
+leaves; the paper's ratios beside them are of another scale.
 """
 
 import argparse
@@ -29,6 +36,8 @@ BATCH, SEQ, MICROBATCHES = 1, 512, 1
 MODEL = {"version": 1, "name": "bench", "layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4,
          "head_dim": 32, "vocab": 256, "experts": 8, "top_k": 2, "expert_ffn": 512}
 HEADROOM = 1.02  # of the budget over save-all's calm peak
+PAPER = {"ablation_per_operator": 1.16, "ablation_dynamic": 1.22}  # over full recompute
+
 
 def repeated_ns(profile: dict, layers: int) -> int:
     """Forward time that full-recompute adds to one micro-batch, from the measured profile.
@@ -41,6 +50,43 @@ def repeated_ns(profile: dict, layers: int) -> int:
     ns += sum(points[0][1] for points in profile["rebuild"].values())
     once = sum(profile["ops"][op]["forward"][0][1] for op in ("embedding", "final_norm", "lm_head"))
     return layers * ns + once
+
+
+def ablation(trainer, tokens: torch.Tensor, rounds: int, common: dict) -> None:
+    """Prints the two figures of the ablation."""
+    def step(policy: str, budget: int, number: int) -> tuple[float, dict]:
+        trainer.set_policy(policy, "{}", budget)
+        begin = time.perf_counter()
+        answer = json.loads(trainer.step(tokens, number, 0.0))
+        return time.perf_counter() - begin, answer
+
+    peaks = {policy: step(policy, 0, 0)[1]["peak_bytes"]
+             for policy in ("full-recompute", "save-all")}
+    budget = sum(peaks.values()) // 2
+    recomputed: dict[str, int] = {}
+    losses = set()
+
+    def side(policy: str):
+        def timed(number: int) -> float:
+            elapsed, answer = step(policy, budget, number)
+            assert answer["peak_bytes"] <= budget, (policy, answer["peak_bytes"], budget)
+            losses.add(answer["loss"])
+            recomputed[policy] = answer["bytes_recomputed"] + answer["bytes_offloaded"]
+            return elapsed
+        return timed
+
+    policies = ("full-recompute", "static", "adaptive")
+    times = alternate({policy: side(policy) for policy in policies}, rounds)
+    assert len(losses) == 1, losses
+    full = times["full-recompute"]
+    medians = {name: round(1e3 * float(np.median(values)), 2) for name, values in times.items()}
+    for figure, policy in (("ablation_per_operator", "static"), ("ablation_dynamic", "adaptive")):
+        print(json.dumps({
+            "figure": figure, "unit": "ratio", "value": ratio(full, times[policy]),
+            "interval": ratio_interval(full, times[policy]), **common, "medians_ms": medians,
+            "over_static": ratio(times["static"], times[policy]),
+            "budget_bytes": budget, "peaks_bytes": peaks, "given_up_bytes": recomputed,
+            "paper": PAPER[figure], "paper_label": "paper, another scale"}))
 
 
 def main() -> None:
@@ -98,6 +144,7 @@ def main() -> None:
                           ("decide_calm_step_total", np.median(totals))):
         print(json.dumps({"figure": figure, "unit": "us", "value": round(float(value), 1),
                           "kind": "measured", "decisions_per_step": len(decisions[0])}))
+    ablation(trainer, tokens, args.rounds, common)
 
 
 if __name__ == "__main__":
