@@ -92,8 +92,10 @@ def summary_table(summary: dict[str, Any]) -> str:
          if summary["loss_last"] is not None else "-"),
         ("loss digest", summary["loss_digest"][:16]),
         ("spikes survived", f"{summary['spikes_survived']} of {summary['spikes']}"),
-        ("decision p50, p99", f"{summary['decision_ns']['p50'] / 1e3:.1f}, "
-         f"{summary['decision_ns']['p99'] / 1e3:.1f} us"),
+        ("decision time", ", ".join(f"{key} {summary['decision_ns'][key] / 1e3:.1f} us"
+                                    for key in ("p50", "p99", "max"))),
+        ("plans known", f"{100 * summary['plan_cache_hit_fraction']:.1f} % of decisions"
+         if summary["policy"] == "adaptive" else "-"),
         ("recomputed", format_bytes(summary["bytes_recomputed"])),
         ("offloaded", format_bytes(summary["bytes_offloaded"])),
     ]

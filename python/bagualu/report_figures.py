@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagualu.report_log import RunLog
-from bagualu.report_summary import MIB, format_mib, hottest_rank, percentile, primary
+from bagualu.report_summary import (MIB, format_mib, hottest_rank, percentile, primary,
+                                    summarise)
 
 # name -> (light, dark). Policies and residencies keep their colour on every page.
 PALETTE = {
@@ -374,8 +375,11 @@ def _decisions(logs: list[RunLog]) -> Figure | None:
     label = {"xref": "paper", "x": 0.004, "y": math.log10(DECISION_LIMIT_US), "xanchor": "left",
              "yanchor": "bottom", "showarrow": False, "text": "limit 10 ms",
              "font": {"color": "@budget", "size": 11}}
+    known = [f" {row.label} knew the plan without a search in "
+             f"{100 * row.plan_cache_hit_fraction:.1f} % of its decisions."
+             for row in summarise(logs) if row.plan_cache_hit_fraction is not None]
     return Figure("decisions", "Decision time", "Time of one decision after gating, all ranks and "
-                  "layers; logarithmic scale.", data,
+                  "layers; logarithmic scale." + "".join(known), data,
                   _layout("policy", "time (us)", yaxis={"type": "log", "range": span, "dtick": 1},
                           showlegend=True, shapes=[limit], annotations=[label],
                           xaxis={"type": "category"}), wide=True)

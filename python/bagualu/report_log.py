@@ -66,6 +66,7 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         "host_peak_bytes": (_INT, False, True),
         "residencies": (_NUMBER_MAP, False, True),
         "decision_ns": (_NUMBERS, False, True),
+        "cache_hits": (_INT, False, True),
     },
     "mitigation": {
         "step": (_INT, True, False),

@@ -34,6 +34,8 @@ class RunSummary:
     mitigations: int
     decision_p50_ns: float | None
     decision_p99_ns: float | None
+    decision_max_ns: float | None
+    plan_cache_hit_fraction: float | None  # None: a policy that never searches
     notes: tuple[str, ...]
 
 
@@ -112,7 +114,19 @@ def _summarise(log: RunLog, base: RunLog | None) -> RunSummary:
         loss_last=losses[-1] if losses else None, spike_steps=spikes,
         mitigations=len(log.mitigations),
         decision_p50_ns=decision.get("p50", percentile(measured, 0.50)),
-        decision_p99_ns=decision.get("p99", percentile(measured, 0.99)), notes=_notes(log))
+        decision_p99_ns=decision.get("p99", percentile(measured, 0.99)),
+        decision_max_ns=decision.get("max", max(measured, default=None)),
+        plan_cache_hit_fraction=_hit_fraction(log, ranks, len(measured)), notes=_notes(log))
+
+
+def _hit_fraction(log: RunLog, ranks: list[dict[str, Any]], decisions: int) -> float | None:
+    """Decisions that needed no search, of all. Only adaptive searches during a run."""
+    if log.run["policy"] != "adaptive":
+        return None
+    stated = (log.summary or {}).get("plan_cache_hit_fraction")
+    if stated is not None or not decisions:
+        return stated
+    return sum(rank.get("cache_hits") or 0 for rank in ranks) / decisions
 
 
 def _outcome(log: RunLog, completed: int) -> str:
@@ -233,7 +247,9 @@ def text_report(logs: list[RunLog]) -> str:
         out.append(headline(log, row))
         if row.decision_p99_ns:  # 0 from a policy that decides nothing
             out.append(f"  decisions p50 {format_ms(row.decision_p50_ns)}, "
-                       f"p99 {format_ms(row.decision_p99_ns)}; {row.mitigations} mitigation(s)")
+                       f"p99 {format_ms(row.decision_p99_ns)}, "
+                       f"max {format_ms(row.decision_max_ns)}{_known_plans(row)}; "
+                       f"{row.mitigations} mitigation(s)")
         shown = log.mitigations[:_MAX_LINES]
         out += [f"  step {m['step']}, rank {m['rank']}: {why(m)}: {what(m)}; "
                 f"cost {format_ms(m.get('cost_ns'))}" for m in shown]
@@ -241,6 +257,12 @@ def text_report(logs: list[RunLog]) -> str:
             out.append(f"  ... and {len(log.mitigations) - len(shown)} more in the log")
         out += [f"  note: {note} ({row.file})" for note in row.notes]
     return printable("\n".join(out)) + "\n"
+
+
+def _known_plans(row: RunSummary) -> str:
+    if row.plan_cache_hit_fraction is None:
+        return ""
+    return f"; plan known without a search in {100 * row.plan_cache_hit_fraction:.1f} %"
 
 
 def printable(text: str) -> str:

@@ -146,10 +146,10 @@ def _digest(values: list[float]) -> str:
 
 
 def _quantile(sorted_values: list[int], fraction: float) -> int:
-    """Nearest rank; 0 where there is nothing."""
+    """Nearest rank, as the report's percentile(); 0 where there is nothing."""
     if not sorted_values:
         return 0
-    return sorted_values[min(len(sorted_values) - 1, int(fraction * len(sorted_values)))]
+    return sorted_values[max(0, math.ceil(fraction * len(sorted_values)) - 1)]
 
 
 class Totals:

@@ -151,6 +151,19 @@ def test_summary_compares_the_policies(demo):
     assert rows[1].oom_at == "step 20, rank 1, layer 3 expert_fc1"
     assert rows[3].peak_bytes == synthetic_log.BUDGET_BYTES - 700_000
     assert (rows[3].spike_steps, rows[3].mitigations) == (3, 3)
+    assert (rows[3].decision_p99_ns, rows[3].decision_max_ns) == (640_000, 1_900_000)
+    # Only adaptive searches, so only there is a hit rate of any meaning.
+    assert [row.plan_cache_hit_fraction for row in rows] == [None, None, None, 0.985]
+
+
+def test_summary_of_a_killed_run_counts_its_own_decisions(tmp_path):
+    records = [r for r in synthetic_log.records("adaptive", 3) if r["type"] != "summary"]
+    for record in records:
+        for number, rank in enumerate(record.get("ranks", [])):
+            rank["cache_hits"] = 4 if number else 3
+    row = report_summary.summarise([report_log.read_log(_write(tmp_path / "a.jsonl", records))])[0]
+    assert row.plan_cache_hit_fraction == (3 + 3 * 4) / (4 * synthetic_log.LAYERS)
+    assert row.decision_max_ns == 20_000 + 900 * 10
 
 
 def test_summary_finds_different_losses(tmp_path, demo):
@@ -177,6 +190,8 @@ def test_text_summary_holds_table_and_no_control_characters(tmp_path, demo, caps
     text = capsys.readouterr().out
     assert "out of memory after 19 of 60" in text and "95.3 MiB of 96.0 MiB (99.3%)" in text
     assert "recompute layer2.moe_act (3.0 MiB)" in text
+    assert ("decisions p50 21.0 us, p99 640.0 us, max 1.90 ms; plan known without a search in "
+            "98.5 %; 3 mitigation(s)") in text
     records = synthetic_log.records("adaptive", 2)
     records[0]["policy"] = "\x1b[31mred\ud800"
     assert report.main([str(_write(tmp_path / "a.jsonl", records)), "--text"]) == 0
@@ -192,6 +207,7 @@ def test_figures_are_valid_plotly_and_cover_the_run(demo):
         "memory-steps", "memory-calm", "memory-spike", "imbalance-0", "residencies-0",
         "residencies-1", "residencies-2", "residencies-3", "step-time", "speed", "loss",
         "decisions"]
+    assert "adaptive knew the plan without a search in 98.5 %" in figures[-1].note
     for figure in figures:
         light = json.loads(re.sub(r'"@([\w-]+)"', lambda m: json.dumps(
             report_figures.PALETTE[m.group(1)][0]), json.dumps([figure.data, figure.layout])))

@@ -41,12 +41,16 @@ def test_log_and_summary(train, tmp_path, capfd, monkeypatch):
     packed = b"".join(struct.pack("<d", s["loss"]) for s in steps)
     assert summary["loss_digest"] == hashlib.sha256(packed).hexdigest()
     assert (summary["spikes"], summary["spikes_survived"]) == (1, 1)
-    assert summary["decision_ns"] == {"p50": 2000, "p99": 2000, "max": 2000,
+    # Half of all decisions take 1,000 ns: nearest rank takes the lower one of the middle pair.
+    assert summary["decision_ns"] == {"p50": 1000, "p99": 2000, "max": 2000,
                                       "total_per_step_max": 3000}
+    assert summary["plan_cache_hit_fraction"] == 0.5
     assert json.loads(out.read_text())["loss_digest"] == summary["loss_digest"]
     assert read_for_report(log).steps
     out, err = capfd.readouterr()
     assert "loss digest" in out
+    assert "decision time      p50 1.0 us, p99 2.0 us, max 2.0 us" in out
+    assert "plans known        50.0 % of decisions" in out
     assert "step 2, rank 0, micro-batch 0, layer 2: load 1.50x" in err  # why, what, cost
     assert "recompute 1 units (4.0 MiB); costs 0.01 ms" in err
     assert "step 1/4" not in err  # no progress: not a terminal

@@ -81,7 +81,8 @@ def records(policy: str, steps: int = 60) -> list[dict[str, Any]]:
         "loss_digest": f"{steps:016x}" if whole else f"{done:016x}", "grad_digest": "0",
         "spikes": len(SPIKES), "spikes_survived": len(SPIKES) if whole else 0,
         "decision_ns": {"p50": 21_000, "p99": 640_000, "max": 1_900_000,
-                        "total_per_step_max": 2_600_000}})
+                        "total_per_step_max": 2_600_000},
+        "plan_cache_hit_fraction": 0.985})
     return out
 
 
