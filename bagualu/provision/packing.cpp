@@ -17,8 +17,77 @@ bool Packer::pack(const std::vector<PackItem>& items, const std::vector<int64_t>
   for (size_t m = 0; m < spans_.size(); ++m) {
     if (need_ > 0) fill_window(spans_[m], window_bytes[m]);
   }
-  if (need_ > 0 && !go_past(window_bytes)) return false;
+  if (need_ > 0 && !overflow(window_bytes)) return false;
   take_back();
+  return true;
+}
+
+// Past the windows in two ways; the one that goes less far stays.
+bool Packer::overflow(const std::vector<int64_t>& window_bytes) {
+  const std::vector<uint8_t> filled = *chosen_;
+  const std::vector<Span> spans = spans_;
+  const int64_t need = need_;
+  const bool one_by_one = go_past_by_items();
+  const int64_t past_items = one_by_one ? past(window_bytes) : INT64_MAX;
+  const std::vector<uint8_t> by_items = *chosen_;
+  const int64_t need_by_items = need_;
+  *chosen_ = filled;
+  spans_ = spans;
+  need_ = need;
+  const bool by_sum = go_past(window_bytes);
+  if (!one_by_one || (by_sum && past(window_bytes) <= past_items)) return by_sum;
+  *chosen_ = by_items;
+  need_ = need_by_items;
+  return true;
+}
+
+int64_t Packer::past(const std::vector<int64_t>& window_bytes) const {
+  std::vector<int64_t> bytes(window_bytes.size());
+  for (int i : order_) {
+    if ((*chosen_)[i]) bytes[(*items_)[i].microbatch] += (*items_)[i].bytes;
+  }
+  int64_t sum = 0;
+  for (size_t m = 0; m < bytes.size(); ++m) sum += std::max<int64_t>(0, bytes[m] - window_bytes[m]);
+  return sum;
+}
+
+// Of all micro-batches: largest first as long as it fits under the need, then the smallest item that
+// closes it; or one single item, if that is less.
+bool Packer::go_past_by_items() {
+  std::vector<int> left;
+  for (int i : order_) {
+    if (!(*chosen_)[i]) left.push_back(i);
+  }
+  std::stable_sort(left.begin(), left.end(),
+                   [this](int a, int b) { return (*items_)[a].bytes > (*items_)[b].bytes; });
+  int single = -1, closing = -1;
+  int64_t need = need_, sum = 0;
+  std::vector<int> taken, rest;
+  for (int i : left) {
+    if ((*items_)[i].bytes >= need_) single = i;
+    if ((*items_)[i].bytes > need) {
+      rest.push_back(i);
+      continue;
+    }
+    taken.push_back(i);
+    need -= (*items_)[i].bytes;
+    sum += (*items_)[i].bytes;
+  }
+  if (need > 0) {
+    for (int i : rest) {
+      if ((*items_)[i].bytes >= need) closing = i;
+    }
+    if (closing < 0 && single < 0) return false;
+    if (closing >= 0) {
+      taken.push_back(closing);
+      sum += (*items_)[closing].bytes;
+    }
+    if (closing < 0 || (single >= 0 && (*items_)[single].bytes <= sum)) taken.assign(1, single);
+  }
+  for (int i : taken) {
+    (*chosen_)[i] = 1;
+    need_ -= (*items_)[i].bytes;
+  }
   return true;
 }
 

@@ -44,6 +44,9 @@ class Packer {
   int64_t subset(const Span& span, int sum, bool take);
   void fill_window(Span& span, int64_t window);
   int64_t add_what_fits(const Span& span, int64_t room);
+  bool overflow(const std::vector<int64_t>& window_bytes);
+  int64_t past(const std::vector<int64_t>& window_bytes) const;
+  bool go_past_by_items();
   bool go_past(const std::vector<int64_t>& window_bytes);
   int64_t least_at_least(const Span& span, int64_t bytes, int& sum);
   void take_back();
