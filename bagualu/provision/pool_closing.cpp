@@ -24,19 +24,35 @@ bool PoolClosing::close(const PoolProblem& problem, const PoolRelaxation& relaxa
   const bool several = any_linear && problem.microbatches.size() > 1;
   for (const bool join_linear : {true, false}) {
     if (!join_linear && !several) break;
+    if (!deepen(join_linear, tolerance, totals, bound_ns)) return false;
+    if (totals.cost() - bound_ns <= tolerance.gap_ns(totals.cost())) break;
+  }
+  return true;
+}
+
+// First only what could be as good as the bound and the tolerance promise, then twice as far from
+// the bound each time: most of the gap never has to be looked at.
+bool PoolClosing::deepen(bool join_linear, const PoolTolerance& tolerance, PoolTotals& totals,
+                         int64_t& bound_ns) {
+  double depth = 0;
+  for (;;) {
     const int64_t known = totals.cost();
+    const int64_t accepted = tolerance.gap_ns(known);
+    if (known - bound_ns <= accepted) return true;
     // Whole nanoseconds: what is not better by one is not better.
-    const int64_t wanted = known - std::max<int64_t>(1, tolerance.gap_ns(known));
-    gap_ = static_cast<double>(wanted) - relaxation.bound();
+    const double gap =
+        static_cast<double>(known - std::max<int64_t>(1, accepted)) - relaxation_->bound();
+    if (depth >= gap && depth > 0) return true;
+    depth = depth == 0 ? std::max(static_cast<double>(accepted) / 2, gap / 16) : 2 * depth;
+    gap_ = std::min(gap, depth);
     complete_ = true;
     if (!search(join_linear)) return false;
     int64_t least_cost = known;
     take_best(totals, least_cost);
     if (!complete_) return false;
-    bound_ns = std::max(bound_ns, std::min(least_cost, wanted + 1));
-    if (totals.cost() - bound_ns <= tolerance.gap_ns(totals.cost())) break;
+    const auto looked_at = static_cast<int64_t>(relaxation_->bound() + gap_);
+    bound_ns = std::max(bound_ns, std::min(least_cost, looked_at + 1));
   }
-  return true;
 }
 
 bool PoolClosing::search(bool join_linear) {

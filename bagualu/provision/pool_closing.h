@@ -44,6 +44,8 @@ class PoolClosing {
     int option = -1;
   };
 
+  bool deepen(bool join_linear, const PoolTolerance& tolerance, PoolTotals& totals,
+              int64_t& bound_ns);
   bool search(bool join_linear);
   template <class Chosen>
   bool add_groups(const Chosen& chosen);
