@@ -23,11 +23,13 @@ int main(int argc, char** argv) {
   using namespace bagualu;
   uint64_t seed = 1;
   int64_t count = 10;
-  std::string family = "realistic";
+  std::string family = "realistic", effort = "full";
   CLI::App app("Cases of the stage problem with the planner's answers, as JSON lines");
   app.add_option("--seed", seed, "Of the random numbers");
   app.add_option("--count", count, "Cases")->check(CLI::Range(1, 1'000'000));
   app.add_option("--family", family, "Which cases")->check(CLI::IsMember({"realistic", "items64"}));
+  app.add_option("--effort", effort, "Of the planner: full, or what a gate may wait for")
+      ->check(CLI::IsMember({"full", "gate"}));
   CLI11_PARSE(app, argc, argv);
   std::mt19937_64 random(seed);
   for (int64_t i = 0; i < count; ++i) {
@@ -35,6 +37,7 @@ int main(int argc, char** argv) {
                            ? items64_case(random)
                            : realistic_case(BAGUALU_SOURCE_DIR "/configs", {}, random);
     StagePlanner planner(stage->graph, stage->cost, stage->allow_quantise);
+    if (effort == "gate") planner.set_tolerance(PoolTolerance::at_gate());
     StagePlan plan;
     planner.plan(stage->problem, plan);  // warm: scratch is there
     const int64_t begin = cpu_ns();

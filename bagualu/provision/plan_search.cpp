@@ -36,7 +36,7 @@ bool has_offloads(const MicrobatchState& state) {
 }  // namespace
 
 PoolTolerance search_tolerance(const ProvisionContext& context) {
-  PoolTolerance tolerance;
+  PoolTolerance tolerance = PoolTolerance::at_gate();
   tolerance.absolute_ns = std::min<int64_t>(tolerance.absolute_ns, compute_ns(context) / 2000);
   return tolerance;
 }

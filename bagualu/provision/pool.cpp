@@ -19,7 +19,21 @@ int64_t PoolTolerance::gap_ns(int64_t cost_ns) const {
 }
 
 PoolTolerance PoolTolerance::exact() {
-  return {.relative = 0, .absolute_ns = 0, .max_states = 200'000, .max_work = 20'000'000};
+  PoolTolerance tolerance;
+  tolerance.relative = 0;
+  tolerance.absolute_ns = 0;
+  tolerance.max_states = 200'000;
+  tolerance.max_work = 20'000'000;
+  return tolerance;
+}
+
+PoolTolerance PoolTolerance::at_gate() {
+  PoolTolerance tolerance;
+  tolerance.max_states = 300;
+  tolerance.max_work = 10'000;
+  tolerance.max_packings = 8;
+  tolerance.max_trials = 5'000;
+  return tolerance;
 }
 
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow) {

@@ -98,16 +98,22 @@ class PoolTotals {
 /// Price of `overflow` bytes, rounded up; past the limit PoolTotals::kInfeasible and by how much.
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow);
 
-/// When a solution is good enough, and how much work the closing search may take.
+/// When a solution is good enough, and how much work may be spent on getting there: counts, not a
+/// clock, so that the same problem gets the same solution.
 struct PoolTolerance {
   double relative = 0.01;
   int64_t absolute_ns = 50'000;
-  int64_t max_states = 600;  ///< live at once in the closing search
-  int64_t max_work = 60'000;   ///< states made in all; bounds the time without a clock
+  int64_t max_states = 1'000;   ///< closing search: live at once
+  int64_t max_work = 200'000;   ///< closing search: states made in all
+  int max_packings = 100;       ///< stage plans: choices tried with whole tensors
+  int64_t max_trials = 60'000;  ///< stage plans: changes of whole tensors tried
 
   /// The gap that is accepted at this cost.
   int64_t gap_ns(int64_t cost_ns) const;
   static PoolTolerance exact();
+  /// For a decision at a gate, which the rank waits for: the default takes some milliseconds where
+  /// tensors are large and few.
+  static PoolTolerance at_gate();
 };
 
 struct PoolSolution {
@@ -117,7 +123,6 @@ struct PoolSolution {
   int64_t cost_ns = 0;
   int64_t bound_ns = 0;  ///< certified: no choice costs less
   int64_t overflow_bytes = 0;
-  double ns_per_byte = 0;     ///< price of a byte on the device at the relaxation's optimum
   bool closed = false;  ///< the closing search was needed and ran to its end
 };
 

@@ -11,7 +11,6 @@ namespace bagualu {
 namespace {
 
 constexpr int kMaxSpares = 3;
-constexpr int kMaxPackings = 100;
 constexpr size_t kMaxMoves = 40;
 constexpr size_t kMaxSplitUnits = 5;  // of one component that are saved or offloaded one by one
 
@@ -104,7 +103,6 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   build_pool(problem, /*cap_windows=*/true);
   solve_and_pack(problem, 0, result);
   result.bound_ns = solution_.bound_ns;
-  ns_per_byte_ = solution_.ns_per_byte;
   if (problem.host_budget_bytes > 0 && result.bound_ns > 0) {
     // Cutting the windows was our choice, so the bound has to hold without it.
     build_pool(problem, /*cap_windows=*/false);
@@ -177,7 +175,7 @@ void StagePlanner::search_choices(const StageProblem& problem, StagePlan& result
   if (!solution_.feasible || !result.feasible) return;
   relaxation_.solve(pool_);
   totals_.load(pool_, pool_choice(result));
-  for (int left = kMaxPackings; left > 0 && !good_enough(result);) {
+  for (int left = tolerance_.max_packings; left > 0 && !good_enough(result);) {
     list_candidates(result.exposed_ns);
     bool improved = false;
     for (size_t c = 0; c < candidates_.size() && left > 0 && !improved; ++c, --left) {
@@ -300,7 +298,6 @@ void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result
   tensors_.budget_bytes = problem.budget_bytes - pinned_sum_;
   tensors_.host_bytes = problem.host_budget_bytes > 0 ? problem.host_budget_bytes : INT64_MAX / 8;
   tensors_.link_ns_per_byte = problem.link_ns_per_byte;
-  tensors_.ns_per_byte = ns_per_byte_;
   const auto& components = frontier_.components();
   for (size_t m = 0; m < problem.microbatches.size(); ++m) {
     tensors_.window_bytes.push_back(problem.microbatches[m].free_link_bytes);
@@ -314,7 +311,7 @@ void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result
     tensor_choice_.push_back(start_option(group, tensor_choice_.size(), result));
   }
   const bool proven = tensor_search_.improve(
-      tensors_, result.bound_ns + tolerance_.gap_ns(result.bound_ns), tensor_choice_);
+      tensors_, result.bound_ns + tolerance_.gap_ns(result.bound_ns), tolerance_.max_trials, tensor_choice_);
   const bool better = tensor_search_.feasible() &&
                       (!result.feasible || tensor_search_.cost_ns() < result.exposed_ns);
   if (better) take_tensors(problem, result);

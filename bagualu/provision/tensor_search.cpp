@@ -4,13 +4,7 @@
 #include <cmath>
 
 namespace bagualu {
-namespace {
-
-constexpr double kPenalty = 3.0;  // a byte too many costs this many times what it is worth
-
-}  // namespace
-
-bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns,
+bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns, int64_t max_trials,
                            std::vector<int>& choice) {
   problem_ = &problem;
   load(choice);
@@ -19,11 +13,8 @@ bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns,
   const bool through = search_through();
   if (!through) {
     load(best_);
-    const bool fits = best_standing_.cost < kInfeasible;
-    anneal(fits ? best_standing_.cost - enough_ns : kInfeasible);
-    load(best_);
     find_twins();
-    trials_left_ = kMaxTrials;
+    trials_left_ = max_trials;
     next_move_ = 0;
     while (best_standing_.cost > enough_ns && trials_left_ > 0 && (change_one() || change_two())) {
     }
@@ -92,22 +83,17 @@ void TensorSearch::set(int group, int option) {
   choice_[group] = option;
 }
 
-TensorSearch::Change TensorSearch::change_of(int group, int option) const {
-  const int m = problem_->groups[group].microbatch;
-  const TensorOption& old = problem_->options[choice_[group]];
-  const TensorOption& now = problem_->options[option];
+TensorSearch::Standing TensorSearch::with(const Move& move) const {
+  const int m = problem_->groups[move.group].microbatch;
+  const TensorOption& old = problem_->options[choice_[move.group]];
+  const TensorOption& now = problem_->options[move.option];
   Sums sums = sums_[m];
   sums.add(old, -1);
   sums.add(now, 1);
-  return {now.device_bytes - old.device_bytes, now.link_bytes - old.link_bytes,
-          exposed_ns(m, sums) - exposed_ns(m, sums_[m]),
-          past_window(m, sums) - past_window(m, sums_[m])};
-}
-
-TensorSearch::Standing TensorSearch::with(const Move& move) const {
-  const Change change = change_of(move.group, move.option);
-  return standing(device_ + change.device, host_ + change.host, exposed_ + change.exposed,
-                  past_ + change.past);
+  return standing(device_ + now.device_bytes - old.device_bytes,
+                  host_ + now.link_bytes - old.link_bytes,
+                  exposed_ + exposed_ns(m, sums) - exposed_ns(m, sums_[m]),
+                  past_ + past_window(m, sums) - past_window(m, sums_[m]));
 }
 
 TensorSearch::Standing TensorSearch::with(const Move& move, const Move& other) const {
@@ -133,49 +119,6 @@ TensorSearch::Standing TensorSearch::with(const Move& move, const Move& other) c
     past += past_window(touched[i], sums[i]) - past_window(touched[i], sums_[touched[i]]);
   }
   return standing(device, host, exposed, past);
-}
-
-double TensorSearch::energy(int64_t device, int64_t host, int64_t exposed, int64_t past) const {
-  const int64_t broken = std::max<int64_t>(0, device - problem_->budget_bytes) +
-                         std::max<int64_t>(0, host - problem_->host_bytes) + past;
-  return static_cast<double>(exposed) +
-         kPenalty * problem_->ns_per_byte * static_cast<double>(broken);
-}
-
-// From a temperature at which steps of the size of the gap are taken to one at which hardly any is.
-void TensorSearch::anneal(int64_t gap_ns) {
-  if (problem_->ns_per_byte <= 0) return;
-  const auto groups = static_cast<uint64_t>(choice_.size());
-  double at = energy(device_, host_, exposed_, past_);
-  double heat = std::min(static_cast<double>(gap_ns), 0.3 * at + 1.0) / 2;
-  const double cooling = std::pow(0.003, 1.0 / static_cast<double>(kAnnealingSteps));
-  uint64_t random = 0x9e3779b97f4a7c15;
-  const auto next = [&random] {  // xorshift64*
-    random ^= random >> 12;
-    random ^= random << 25;
-    random ^= random >> 27;
-    return random * 0x2545f4914f6cdd1d;
-  };
-  for (int64_t step = 0; step < kAnnealingSteps; ++step, heat *= cooling) {
-    const uint64_t bits = next();
-    const int g = static_cast<int>((bits >> 32) * groups >> 32);
-    const TensorGroup& group = problem_->groups[g];
-    const int others = group.end_option - group.first_option - 1;
-    if (others < 1) continue;
-    int o = group.first_option + static_cast<int>((bits & 0xffff) * static_cast<uint64_t>(others) >> 16);
-    if (o >= choice_[g]) ++o;
-    const Change change = change_of(g, o);
-    const double energy_then = energy(device_ + change.device, host_ + change.host,
-                                      exposed_ + change.exposed, past_ + change.past);
-    const double chance = static_cast<double>(bits >> 16 & 0xffff) / 65536.0;
-    if (energy_then > at && chance > std::exp((at - energy_then) / heat)) continue;
-    set(g, o);
-    at = energy_then;
-    const Standing standing = now();
-    if (!(standing < best_standing_)) continue;
-    best_standing_ = standing;
-    best_ = choice_;
-  }
 }
 
 bool TensorSearch::search_through() {

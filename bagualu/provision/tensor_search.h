@@ -27,24 +27,22 @@ struct TensorProblem {
   int64_t budget_bytes = 0;
   int64_t host_bytes = 0;             ///< limit of all links together
   double link_ns_per_byte = 0;        ///< past the windows; 0 = nothing goes past them
-  double ns_per_byte = 0;             ///< about what a byte on the device is worth
 };
 
 /// The last mile below the pool (pool.h), where a window and whole tensors do not fit together: few
-/// and large tensors. Small problems are searched through. Others are annealed from the plan at hand
-/// (Kirkpatrick et al. 1983; a fixed sequence of random numbers, so that equal problems get equal
-/// plans) and then improved by changes of one or two choices; of groups that offer and do the same,
-/// two stand for all. Work is bounded by counts, not by a clock.
+/// and large tensors. Small problems are searched through, others by changes of one or two choices;
+/// of groups that offer and do the same, two stand for all. Work is bounded by counts, not by a
+/// clock.
 class TensorSearch {
  public:
   static constexpr int64_t kMaxNodes = 60'000;
   static constexpr size_t kMaxSearchedGroups = 20;
-  static constexpr int64_t kMaxTrials = 25'000;
-  static constexpr int64_t kAnnealingSteps = 25'000;
 
-  /// Improves `choice` (option by group; may be infeasible at first) down to `enough_ns`.
+  /// Improves `choice` (option by group; may be infeasible at first) down to `enough_ns`, trying at
+  /// most about `max_trials` changes.
   /// Returns: true if the search ran to its end, so that the result is the optimum.
-  bool improve(const TensorProblem& problem, int64_t enough_ns, std::vector<int>& choice);
+  bool improve(const TensorProblem& problem, int64_t enough_ns, int64_t max_trials,
+               std::vector<int>& choice);
 
   bool feasible() const { return cost_ < kInfeasible; }
   int64_t cost_ns() const { return cost_; }
@@ -68,9 +66,6 @@ class TensorSearch {
       return cost != other.cost ? cost < other.cost : device < other.device;
     }
   };
-  struct Change {
-    int64_t device = 0, host = 0, exposed = 0, past = 0;
-  };
   struct Move {
     int group = 0;
     int option = 0;
@@ -83,12 +78,8 @@ class TensorSearch {
   int64_t past_window(int microbatch, const Sums& sums) const;
   Standing standing(int64_t device, int64_t host, int64_t exposed, int64_t past) const;
   Standing now() const { return standing(device_, host_, exposed_, past_); }
-  /// Cost, and what is broken at its price.
-  double energy(int64_t device, int64_t host, int64_t exposed, int64_t past) const;
-  Change change_of(int group, int option) const;
   Standing with(const Move& move) const;
   Standing with(const Move& move, const Move& other) const;
-  void anneal(int64_t gap_ns);
   bool search_through();
   void descend(int group);
   void find_twins();
