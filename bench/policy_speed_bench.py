@@ -107,7 +107,8 @@ def ablation(trainer, tokens: torch.Tensor, rounds: int, common: dict) -> None:
             "interval": ratio_interval(full, times[policy]), **common, "medians_ms": medians,
             "over_static": ratio(times["static"], times[policy]),
             "static_fit_imbalance": fit, "budget_bytes": budget, "peaks_bytes": peaks,
-            "given_up_bytes": given_up, "paper": PAPER[figure], "paper_label": "paper, another scale"}))
+            "given_up_bytes": given_up, "paper": PAPER[figure],
+            "paper_label": "paper, another scale"}))
 
 
 def main() -> None:
