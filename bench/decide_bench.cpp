@@ -54,7 +54,7 @@ struct StageTimes {
 
 /// Every case once with loads that its warm planner has not seen: other rows in every layer. The
 /// fastest of three planners in the same state, so that an interrupt is not counted.
-StageTimes time_stages(int64_t microbatches, int64_t cases) {
+StageTimes time_stages(int64_t microbatches, int64_t cases, const PoolTolerance& effort) {
   constexpr int kRepeats = 3;
   std::mt19937_64 random(static_cast<uint64_t>(microbatches));
   StageTimes times;
@@ -70,6 +70,7 @@ StageTimes time_stages(int64_t microbatches, int64_t cases) {
     int64_t fastest = INT64_MAX;
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
       StagePlanner planner(stage->graph, stage->cost, stage->allow_quantise);
+      planner.set_tolerance(effort);
       stage->loads = before;  // the problem points there
       planner.plan(stage->problem, plan);
       stage->loads = fresh;
@@ -88,11 +89,14 @@ StageTimes time_stages(int64_t microbatches, int64_t cases) {
 }
 
 void bench_stages(int64_t cases) {
-  StageTimes one = time_stages(1, cases), four = time_stages(4, cases);
+  const StageTimes one = time_stages(1, cases, PoolTolerance::at_gate());
+  const StageTimes four = time_stages(4, cases, PoolTolerance::at_gate());
+  const StageTimes full = time_stages(1, cases, {});
   const Json common = {{"cases", cases}, {"layers", kStageLayers}};
   const auto line = [&](const char* figure, double fraction) {
     Json more = common;
     more["four_microbatches"] = us(quantile(four.ns, fraction));
+    more["full_effort"] = us(quantile(full.ns, fraction));
     print(figure, "us", us(quantile(one.ns, fraction)), more);
   };
   line("decide_uncached_p50", 0.5);
@@ -104,6 +108,8 @@ void bench_stages(int64_t cases) {
   Json more = common;
   more.update({{"feasible", one.feasible},
                {"certified_share", share(one)},
+               {"full_effort", full.largest_gap},
+               {"full_effort_certified_share", share(full)},
                {"four_microbatches", four.largest_gap},
                {"four_microbatches_certified_share", share(four)},
                {"gap", "(cost - bound) / max(cost, 5 ms)"},

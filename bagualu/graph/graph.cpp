@@ -4,15 +4,8 @@
 #include <array>
 
 #include "bagualu/base/error.h"
-#include "bagualu/base/units.h"
 
 namespace bagualu {
-
-int64_t ByteFormula::eval(int64_t tokens, const LayerLoad& load) const {
-  const int64_t exact =
-      fixed + per_token * tokens + per_row * load.rows + per_piece_row * load.piece_rows;
-  return round_up(exact, kAllocationGranularity);
-}
 
 int64_t Workspace::eval(int64_t tokens, const LayerLoad& load) const {
   int64_t largest = 0;

@@ -39,7 +39,11 @@ struct ByteFormula {
   int64_t per_piece_row = 0;
 
   /// Returns: bytes charged by the arena, rounded up to kAllocationGranularity.
-  int64_t eval(int64_t tokens, const LayerLoad& load) const;
+  int64_t eval(int64_t tokens, const LayerLoad& load) const {
+    const int64_t exact =
+        fixed + per_token * tokens + per_row * load.rows + per_piece_row * load.piece_rows;
+    return (exact + kAllocationGranularity - 1) & -kAllocationGranularity;  // a power of two
+  }
   bool operator==(const ByteFormula&) const = default;
 };
 

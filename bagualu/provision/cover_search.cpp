@@ -10,7 +10,7 @@ constexpr int kMaxExchangeRounds = 8;
 constexpr size_t kMaxInsertions = 32;
 constexpr size_t kMaxRepairs = 12;
 // Bounds the time of the last improvements by work, not by a clock: same problem, same choice.
-constexpr int64_t kMaxChanges = 3000;
+constexpr int64_t kMaxChanges = 800;
 
 }  // namespace
 

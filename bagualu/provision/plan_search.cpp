@@ -37,6 +37,9 @@ bool has_offloads(const MicrobatchState& state) {
 
 PoolTolerance search_tolerance(const ProvisionContext& context) {
   PoolTolerance tolerance = PoolTolerance::at_gate();
+  // What the closing search leaves open goes to cover_all_points(), which takes longer than it.
+  tolerance.max_states = 600;
+  tolerance.max_work = 60'000;
   tolerance.absolute_ns = std::min<int64_t>(tolerance.absolute_ns, compute_ns(context) / 2000);
   return tolerance;
 }
@@ -46,7 +49,9 @@ PlanSearch::PlanSearch(const ProvisionContext& context, Predictor& predictor)
       graph_(*context.graph),
       predictor_(predictor),
       tolerance_(search_tolerance(context)),
-      options_(context) {}
+      options_(context) {
+  pool_solver_.reserve(tolerance_);
+}
 
 SearchResult PlanSearch::cheapest(const GateInput& input, const Plan& base,
                                   const SearchScope& scope, const Plan* incumbent) {
@@ -62,16 +67,39 @@ SearchResult PlanSearch::cheapest(const GateInput& input, const Plan& base,
   }
   int64_t bound = kNoCost;
   for (const Flags& flags : kFlags) {
+    if (&flags != kFlags.begin() && best.found && wide_bound_ns_ >= 0 &&
+        best.cost_ns - wide_bound_ns_ <= accepted_gap(best.cost_ns)) {
+      bound = std::min(bound, wide_bound_ns_);
+      break;
+    }
     Plan start = base;
     start.eager_drain = flags.eager_drain;
     start.prefetch = flags.prefetch;
     prepare(input, start, scope, same_profile && &flags != kFlags.begin());
-    build_pool(hardest_point(high_, input.state->next_op));
+    const int point = hardest_point(high_, input.state->next_op);
+    if (&flags == kFlags.begin()) {
+      wide_bound_ns_ = -1;
+      if (same_profile) {
+        build_pool(point, /*wide=*/true);
+        relaxation_.solve(pool_);
+        if (relaxation_.feasible()) wide_bound_ns_ = past_ns_ + relaxation_.bound_ns();
+      }
+    }
+    build_pool(point, /*wide=*/false);
+    const int64_t gap = accepted_gap(best.cost_ns);
+    if (best.found) {
+      relaxation_.solve(pool_);
+      const int64_t relaxed = past_ns_ + relaxation_.bound_ns();
+      if (!relaxation_.feasible()) continue;
+      if (best.cost_ns - relaxed <= gap) {
+        bound = std::min(bound, relaxed);
+        continue;
+      }
+    }
     pool_solver_.solve(pool_, tolerance_, pool_solution_);
     const int64_t bound_here = past_ns_ + pool_solution_.bound_ns;
     if (!pool_solution_.feasible) continue;
     bound = std::min(bound, bound_here);
-    const int64_t gap = open_units_ <= kExactUnits ? 0 : tolerance_.gap_ns(best.cost_ns);
     if (best.found && best.cost_ns - bound_here <= gap) continue;
     SearchResult result = cover_one_point(input, start);
     result.bound_ns = bound_here;
@@ -90,18 +118,21 @@ void PlanSearch::prepare(const GateInput& input, const Plan& base, const SearchS
   past_ns_ = plan_cost_ns(context_, predictor_.loads(), *input.state, base);
 }
 
+int64_t PlanSearch::accepted_gap(int64_t cost_ns) const {
+  return open_units_ <= kExactUnits ? 0 : tolerance_.gap_ns(cost_ns);
+}
+
 bool PlanSearch::good_enough(const SearchResult& result) const {
-  if (!result.found) return false;
-  const int64_t gap = open_units_ <= kExactUnits ? 0 : tolerance_.gap_ns(result.cost_ns);
-  return result.cost_ns - result.bound_ns <= gap;
+  return result.found && result.cost_ns - result.bound_ns <= accepted_gap(result.cost_ns);
 }
 
 int PlanSearch::hardest_point(const std::vector<int64_t>& high, int first_point) const {
   return static_cast<int>(std::max_element(high.begin() + first_point, high.end()) - high.begin());
 }
 
-// One group per unit: nothing, or one of its options, by what they save at this point.
-void PlanSearch::build_pool(int point) {
+// One group per unit: nothing, or one of its options, by what they save at this point. `wide`: as if
+// every offload were gone from the device at this point, whatever the flags; a bound for all of them.
+void PlanSearch::build_pool(int point, bool wide) {
   pool_.clear();
   pool_.microbatches.resize(1);
   pool_option_.clear();
@@ -114,7 +145,8 @@ void PlanSearch::build_pool(int point) {
     pool_option_.push_back(-1);
     for (end = begin; end < options.size() && options_.same_unit(options[begin], options[end]);
          ++end) {
-      const int64_t saving = options_.saving_at(options[end], point);
+      int64_t saving = options_.saving_at(options[end], point);
+      if (wide) saving = std::max(saving, options[end].host_bytes);
       if (saving <= 0) continue;
       most = std::max(most, saving);
       pool_.options.push_back({-saving, options[end].cost_ns});
@@ -153,7 +185,7 @@ SearchResult PlanSearch::cover_one_point(const GateInput& input, const Plan& bas
     }
     const int next = hardest_point(exact_, input.state->next_op);
     if (!raise_needs(chosen)) break;
-    build_pool(next);
+    build_pool(next, /*wide=*/false);
     pool_solver_.solve(pool_, tolerance_, pool_solution_);
   }
   result.found = false;

@@ -60,9 +60,10 @@ class PlanSearch {
                bool same_profile);
   SearchResult cover_one_point(const GateInput& input, const Plan& base);
   SearchResult cover_all_points(const GateInput& input, const Plan& base, SearchResult known);
+  int64_t accepted_gap(int64_t cost_ns) const;
   bool good_enough(const SearchResult& result) const;
   int hardest_point(const std::vector<int64_t>& high, int first_point) const;
-  void build_pool(int point);
+  void build_pool(int point, bool wide);
   void build_problem(int first_point);
   bool raise_needs(const std::vector<int>& chosen);
   void apply(const GateInput& input, const Plan& base, const std::vector<int>& chosen,
@@ -80,12 +81,14 @@ class PlanSearch {
   SearchOptions options_;
   CoverSearch cover_;
   PoolSolver pool_solver_;
+  PoolRelaxation relaxation_;
 
   std::vector<int64_t> first_high_;      ///< by point: replay of the base
   std::vector<int64_t> high_;            ///< by point: base, raised by what replays showed
   std::vector<int64_t> exact_;           ///< by point: last replay
   int64_t past_ns_ = 0;                  ///< price of what is decided already
   int open_units_ = 0;
+  int64_t wide_bound_ns_ = -1;           ///< no plan of any flags exposes less; -1: not known
   PoolProblem pool_;
   PoolSolution pool_solution_;
   std::vector<int> pool_option_;         ///< by option of pool_: index in options_, -1 = none

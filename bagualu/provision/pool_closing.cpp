@@ -11,6 +11,13 @@ constexpr size_t kMaxCarriedOut = 16;
 
 }  // namespace
 
+void PoolClosing::reserve(const PoolTolerance& tolerance) {
+  steps_.resize(static_cast<size_t>(tolerance.max_work) + 1);
+  for (auto* states : {&front_, &total_, &next_, &shifted_, &merged_}) {
+    states->resize(static_cast<size_t>(4 * tolerance.max_states));
+  }
+}
+
 bool PoolClosing::close(const PoolProblem& problem, const PoolRelaxation& relaxation,
                         const PoolTolerance& tolerance, PoolTotals& totals, int64_t& bound_ns) {
   problem_ = &problem;

@@ -18,6 +18,10 @@ namespace bagualu {
 /// promise is not kept, the search is repeated with every micro-batch by itself.
 class PoolClosing {
  public:
+  /// Touches the memory that a search of this much work may take, so that the first one does not wait
+  /// for pages.
+  void reserve(const PoolTolerance& tolerance);
+
   /// Improves `totals` and raises `bound_ns` to what was proven.
   /// Returns: false if max_states or max_work cut the search short; `bound_ns` then stays.
   bool close(const PoolProblem& problem, const PoolRelaxation& relaxation,

@@ -15,6 +15,9 @@ namespace bagualu {
 /// Source: docs/design.md, "Cost and search".
 class PoolSolver {
  public:
+  /// See PoolClosing::reserve().
+  void reserve(const PoolTolerance& tolerance) { closing_.reserve(tolerance); }
+
   void solve(const PoolProblem& problem, const PoolTolerance& tolerance, PoolSolution& solution);
 
  private:
