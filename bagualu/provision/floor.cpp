@@ -45,15 +45,18 @@ Plan survival_plan(const Graph& graph) {
   return plan;
 }
 
-Floor compute_floor(const Graph& graph, const LayerLoad& worst_case) {
+Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flight) {
+  BGL_CHECK(in_flight >= 1, in_flight);
   const std::vector<LayerLoad> loads(static_cast<size_t>(graph.layers), worst_case);
   const Plan plan = survival_plan(graph);
   const Timeline timeline = build_timeline(graph, plan);
+  const MemoryTable table = memory_table(graph, loads);
   MemoryReplay replay;
-  replay_memory(graph, plan, memory_table(graph, loads), timeline, 0, replay);
+  replay_memory(graph, plan, table, timeline, 0, replay);
+  const MicrobatchBytes one = microbatch_bytes(graph, plan, table);
   Floor floor;
-  floor.activation_bytes = replay.peak_bytes;
-  floor.host_bytes = replay.host_peak_bytes;
+  floor.activation_bytes = replay.peak_bytes + (in_flight - 1) * one.rest_bytes;
+  floor.host_bytes = replay.host_peak_bytes + (in_flight - 1) * one.host_rest_bytes;
   if (replay.peak_action >= 0) {
     floor.at = timeline_to_text(graph, {timeline[static_cast<size_t>(replay.peak_action)]});
     floor.at.pop_back();  // the line's end

@@ -18,18 +18,20 @@ struct Floor {
   std::string at;                ///< action at the peak
 };
 
-/// Source: docs/design.md, "The floor": any state reachable at a gate can be demoted to the survival
-/// plan's state there, so a budget of at least the floor is never exceeded by any routing.
-Floor compute_floor(const Graph& graph, const LayerLoad& worst_case);
+/// Source: docs/design.md, "The floor": any state reachable at a gate can be demoted to the
+/// survival plan's state there, so a budget of at least the floor is never exceeded by any routing.
+///
+/// `in_flight` micro-batches share the rank: the others rest under the survival plan.
+Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flight = 1);
 
 /// `factor` times the balanced load, rounded up and cut off at the worst case.
 LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, double factor);
 
 /// One micro-batch driven through all its gates as the runtime does it.
 struct DrivenMicrobatch {
-  MemoryReplay memory;         ///< peaks really reached, host included
+  MemoryReplay memory;              ///< peaks really reached, host included
   std::vector<Decision> decisions;  ///< one per decision point: before the first op, then per gate
-  Timeline timeline;           ///< the actions a rank would have executed
+  Timeline timeline;                ///< the actions a rank would have executed
 };
 
 /// Runs `policy` over one micro-batch with these real loads (one per layer); at every gate it sees

@@ -10,6 +10,7 @@ constexpr uint64_t kHashStart = 0xcbf29ce484222325;
 
 }  // namespace
 
+// Resting micro-batches have no place here: with any, decisions are not cached.
 void mitigation_key(const GateInput& input, PlanKey& key) {
   key.words.clear();
   key.words.push_back(static_cast<uint64_t>(static_cast<int64_t>(input.gate)));
@@ -35,6 +36,8 @@ void mitigation_key(const GateInput& input, PlanKey& key) {
   }
   key.words.push_back(static_cast<uint64_t>(input.memory.live_bytes));
   key.words.push_back(static_cast<uint64_t>(input.memory.host_live_bytes));
+  key.words.push_back(static_cast<uint64_t>(input.backward_resting_bytes));
+  for (PassKind pass : input.ahead) key.words.push_back(static_cast<uint64_t>(pass));
 }
 
 size_t PlanCache::Hash::operator()(const PlanKey& key) const {

@@ -20,7 +20,7 @@ struct PlanKey {
   bool operator==(const PlanKey&) const = default;
 };
 
-/// Gate, storages' fates, plan in force, loads and live bytes.
+/// Gate, storages' fates, plan in force, loads, live bytes and what the rank runs next.
 void mitigation_key(const GateInput& input, PlanKey& key);
 
 /// Least recently used plans leave first.

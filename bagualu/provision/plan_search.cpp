@@ -230,7 +230,8 @@ void PlanSearch::build_problem(int first_point) {
   const int points = static_cast<int>(high_.size());
   const auto& segments = options_.segments();
   is_break_.assign(high_.size() + 1, 0);
-  for (const CoverSegment& segment : segments) is_break_[segment.begin] = is_break_[segment.end] = 1;
+  for (const CoverSegment& segment : segments)
+    is_break_[segment.begin] = is_break_[segment.end] = 1;
   constraints_before_.assign(high_.size() + 1, 0);
   problem_.need_bytes.clear();
   int64_t need = 0;
@@ -302,18 +303,14 @@ GateInput PlanSearch::after_demotion(const GateInput& input, const SearchResult&
   GateInput after = input;
   for (size_t m = 0; m < result.resting_plans.size(); ++m) {
     const RestingMicrobatch& resting = input.resting[m];
-    for (size_t u = 0; u < graph_.units.size(); ++u) {
-      const ResidencyId now = result.resting_plans[m].residency[u];
-      if (now == resting.plan->residency[u]) continue;
-      const LayerLoad& load = graph_.load_of(graph_.units[u].layer, *resting.loads);
-      int64_t bytes = 0;
-      for (int s : graph_.units[u].storages) {
-        bytes += graph_.storages[s].bytes.eval(graph_.tokens, load);
-      }
-      after.memory.live_bytes -= bytes;
-      after.resting_bytes -= bytes;
-      if (residencies()[now].retire == Retire::kOffload) after.memory.host_live_bytes += bytes;
-    }
+    if (result.resting_plans[m] == *resting.plan) continue;
+    const MicrobatchBytes bytes = resting_microbatch_bytes(
+        graph_, *resting.state, result.resting_plans[m], memory_table(graph_, *resting.loads));
+    const int64_t freed = resting.bytes.rest_bytes - bytes.rest_bytes;
+    after.memory.live_bytes -= freed;
+    after.resting_bytes -= freed;
+    after.memory.host_live_bytes += bytes.host_rest_bytes - resting.bytes.host_rest_bytes;
+    after.resting[m].bytes = bytes;
   }
   return after;
 }
@@ -399,7 +396,7 @@ void PlanSearch::take_back(const GateInput& input, const Plan& base, SearchResul
   }
 }
 
-SearchResult PlanSearch::last_resort(const GateInput& input, const Plan& base) {
+SearchResult PlanSearch::survival(const GateInput& input) {
   SearchResult result;
   result.plan = options_.survival();
   keep_past_choices(graph_, *input.state, result.plan);
@@ -410,7 +407,13 @@ SearchResult PlanSearch::last_resort(const GateInput& input, const Plan& base) {
   }
   result.prediction = predictor_.predict(after_demotion(input, result), result.plan);
   result.found = predictor_.fits(result.prediction);
+  return result;
+}
+
+SearchResult PlanSearch::last_resort(const GateInput& input, const Plan& base) {
+  SearchResult result = survival(input);
   if (result.found) {
+    take_back_resting(input, result);
     Plan start = base;
     start.eager_drain = true;
     start.prefetch = false;
@@ -418,6 +421,20 @@ SearchResult PlanSearch::last_resort(const GateInput& input, const Plan& base) {
   }
   price(input, result);
   return result;
+}
+
+// Whole micro-batches, the youngest first: what is given up by it is given up for longest.
+void PlanSearch::take_back_resting(const GateInput& input, SearchResult& result) {
+  for (size_t m = input.resting.size(); m-- > 0;) {
+    if (result.resting_plans[m] == *input.resting[m].plan) continue;
+    Plan given_up = std::exchange(result.resting_plans[m], *input.resting[m].plan);
+    const Prediction prediction = predictor_.predict(after_demotion(input, result), result.plan);
+    if (predictor_.fits(prediction)) {
+      result.prediction = prediction;
+    } else {
+      result.resting_plans[m] = std::move(given_up);
+    }
+  }
 }
 
 }  // namespace bagualu

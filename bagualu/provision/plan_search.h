@@ -20,8 +20,8 @@ struct SearchResult {
   Prediction prediction;
 };
 
-/// What a mitigation may cost above the optimum: 1 % of it, or 0.05 ms, but never more than 1/2000 of
-/// the micro-batch's own time. Graphs of at most PlanSearch::kExactUnits open units: nothing.
+/// What a mitigation may cost above the optimum: 1 % of it, or 0.05 ms, but never more than 1/2000
+/// of the micro-batch's own time. Graphs of at most PlanSearch::kExactUnits open units: nothing.
 PoolTolerance search_tolerance(const ProvisionContext& context);
 
 /// Finds the plan of least exposed time that fits the budgets, starting from a plan that does not.
@@ -46,8 +46,11 @@ class PlanSearch {
   /// The same gate once the resting micro-batches have given up what `result` takes from them.
   GateInput after_demotion(const GateInput& input, const SearchResult& result) const;
 
-  /// The survival plan with the past kept, then taken back where the budget allows, most expensive
-  /// first. Used where cheapest() finds nothing.
+  /// The survival plan with the past kept, for the resting micro-batches as well.
+  SearchResult survival(const GateInput& input);
+
+  /// The same, then taken back where the budget allows, most expensive first. Used where cheapest()
+  /// finds nothing.
   SearchResult last_resort(const GateInput& input, const Plan& base);
 
  private:
@@ -72,6 +75,7 @@ class PlanSearch {
   void close(const GateInput& input, const Plan& base, const CoverProblem& problem,
              SearchResult& result);
   void take_back(const GateInput& input, const Plan& base, SearchResult& result);
+  void take_back_resting(const GateInput& input, SearchResult& result);
   void price(const GateInput& input, SearchResult& result) const;
 
   const ProvisionContext& context_;
@@ -83,10 +87,10 @@ class PlanSearch {
   PoolSolver pool_solver_;
   PoolRelaxation relaxation_;
 
-  std::vector<int64_t> first_high_;      ///< by point: replay of the base
-  std::vector<int64_t> high_;            ///< by point: base, raised by what replays showed
-  std::vector<int64_t> exact_;           ///< by point: last replay
-  int64_t past_ns_ = 0;                  ///< price of what is decided already
+  std::vector<int64_t> first_high_;  ///< by point: replay of the base
+  std::vector<int64_t> high_;        ///< by point: base, raised by what replays showed
+  std::vector<int64_t> exact_;       ///< by point: last replay
+  int64_t past_ns_ = 0;              ///< price of what is decided already
   int open_units_ = 0;
   int64_t wide_bound_ns_ = -1;           ///< no plan of any flags exposes less; -1: not known
   PoolProblem pool_;
@@ -96,7 +100,7 @@ class PlanSearch {
   std::vector<int> constraints_before_;  ///< by point
   CoverProblem problem_;
   CoverProblem first_problem_;
-  std::vector<int> cover_option_;        ///< by option of problem_: index in options_
+  std::vector<int> cover_option_;  ///< by option of problem_: index in options_
   std::vector<int> first_cover_option_;
 };
 

@@ -1,5 +1,5 @@
-// adaptive: nothing in calm; in a spike the plan of least exposed time that fits, for as long as the
-// spike lasts. Later layers are forecast as balanced; if they are not, later gates demote.
+// adaptive: nothing in calm; in a spike the plan of least exposed time that fits, for as long as
+// the spike lasts. Later layers are forecast as balanced; if they are not, later gates demote.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -34,7 +34,7 @@ class Adaptive final : public PlanningPolicy {
     predictor_.set_loads(*input.loads);
     const auto& fates = input.state->storage;
     return std::none_of(fates.begin(), fates.end(), is_given_up) ? from_calm(input)
-                                                                  : from_mitigated(input);
+                                                                 : from_mitigated(input);
   }
 
  private:
@@ -42,10 +42,9 @@ class Adaptive final : public PlanningPolicy {
   // with another load are replayed.
   Decision from_calm(const GateInput& input) {
     follow_loads(*input.loads);
-    const BlockReplay::Peak peak =
-        calm_.peak_from(calm_.first_block(input.gate), input.memory.live_bytes,
-                        input.memory.host_live_bytes,
-                        input.backward_resting_bytes - input.resting_bytes);
+    const BlockReplay::Peak peak = calm_.peak_from(
+        calm_.first_block(input.gate), input.memory.live_bytes, input.memory.host_live_bytes,
+        due_backward_bytes(input), input.backward_resting_bytes - input.resting_bytes);
     const Prediction prediction{peak.bytes, peak.host_bytes};
     if (!predictor_.fits(prediction)) return mitigate(input, calm_.plan(), prediction);
     Decision decision;
@@ -109,21 +108,60 @@ class Adaptive final : public PlanningPolicy {
     return decision;
   }
 
+  // Those to come are forecast to hold what they hold in calm. Where the budget does not allow
+  // that, they will be held down as well: in the end to what the survival plan leaves them.
+  SearchResult solve(const GateInput& input, const Plan& light) {
+    const int64_t held_down_bytes =
+        std::min(input.backward_resting_bytes, input.least_backward_resting_bytes);
+    if (input.backward_resting_bytes > held_down_bytes) {
+      const SearchResult survival = search_.survival(input);
+      bool safe = false;
+      if (survival.found) {
+        SearchResult result = solve_for(input, light, safe);
+        if (safe) return result;
+      }
+    }
+    GateInput held_down = input;
+    held_down.backward_resting_bytes = held_down_bytes;
+    bool safe = false;
+    return solve_for(held_down, light, safe);
+  }
+
   // A plan must fit the forecast and leave the way to the survival plan open: what it offloads has
   // to come back at once in backward, and encoded copies stay. The first plan that does both wins.
-  SearchResult solve(const GateInput& input, const Plan& light) {
+  // Resting micro-batches within their share of the budget pay only where that is needed.
+  SearchResult solve_for(const GateInput& input, const Plan& light, bool& is_safe) {
     Plan in_force = *input.plan;
     keep_past_choices(graph_, *input.state, in_force);
-    SearchResult cheapest =
-        search_.cheapest(input, light, {}, input.gate >= 0 ? &in_force : nullptr);
+    const Plan* incumbent = input.gate >= 0 ? &in_force : nullptr;
+    is_safe = true;
+    const int64_t share = context_.activation_budget_bytes / most_in_flight(input);
+    SearchResult cheapest = search_.cheapest(input, light, {.spared_rest_bytes = share}, incumbent);
     if (survives(input, cheapest)) return cheapest;
+    if (any_within(input, share)) {
+      cheapest = search_.cheapest(input, light, {}, incumbent);
+      if (survives(input, cheapest)) return cheapest;
+    }
     SearchResult safe = search_.cheapest(input, light, {.survival_only = true});
     if (survives(input, safe)) return safe;
     SearchResult last = search_.last_resort(input, light);
     if (survives(input, last)) return last;
-    // The budget is below the floor. Forecast loads may still go well.
+    // The budget is below the floor, or the forecast is. Forecast loads may still go well.
+    is_safe = false;
     if (cheapest.found) return cheapest;
     return safe.found ? safe : last;
+  }
+
+  // Now, or when this micro-batch's backward begins.
+  static int64_t most_in_flight(const GateInput& input) {
+    const auto later = std::count(input.ahead.begin(), input.ahead.end(), PassKind::kForward);
+    return 1 + std::max<int64_t>(later, static_cast<int64_t>(input.resting.size()));
+  }
+
+  static bool any_within(const GateInput& input, int64_t share) {
+    return std::any_of(
+        input.resting.begin(), input.resting.end(),
+        [share](const RestingMicrobatch& one) { return one.bytes.rest_bytes <= share; });
   }
 
   bool survives(const GateInput& input, const SearchResult& result) {

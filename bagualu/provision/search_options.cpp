@@ -48,7 +48,9 @@ void SearchOptions::collect(const GateInput& input, const Plan& base, const Sear
       options_.push_back(option);
     }
   }
-  for (int m = 0; m < static_cast<int>(input.resting.size()); ++m) collect_resting(input, m);
+  for (int m = 0; m < static_cast<int>(input.resting.size()); ++m) {
+    if (input.resting[m].bytes.rest_bytes > scope.spared_rest_bytes) collect_resting(input, m);
+  }
 }
 
 // Its bytes come back at once; by the time of our backward it is gone, so it saves in forward only.

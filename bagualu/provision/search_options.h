@@ -14,6 +14,9 @@ namespace bagualu {
 struct SearchScope {
   bool recompute = true;       ///< false: offloads only (full-recompute has dropped the rest)
   bool survival_only = false;  ///< only what the survival plan would do to a unit
+  /// Resting micro-batches that hold no more than this are left alone: they do not pay for the load
+  /// of another.
+  int64_t spared_rest_bytes = 0;
 };
 
 /// A unit that may still be given up, and how. Resting micro-batches are only brought nearer to the

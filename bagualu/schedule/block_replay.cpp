@@ -92,10 +92,13 @@ void BlockReplay::update_all(const MemoryTable& table) {
 }
 
 BlockReplay::Peak BlockReplay::peak_from(int block, int64_t live_bytes, int64_t host_live_bytes,
-                                         int64_t backward_shift_bytes) const {
+                                         int64_t turn_bytes, int64_t backward_shift_bytes) const {
   Peak peak{live_bytes, host_live_bytes};
   for (int b = block; b < static_cast<int>(spans_.size()); ++b) {
-    if (b == first_backward_block_) live_bytes += backward_shift_bytes;
+    if (b == first_backward_block_) {
+      peak.bytes = std::max(peak.bytes, live_bytes + turn_bytes);
+      live_bytes += backward_shift_bytes;
+    }
     peak.bytes = std::max(peak.bytes, live_bytes + spans_[b].high_bytes);
     peak.host_bytes = std::max(peak.host_bytes, host_live_bytes + spans_[b].host_high_bytes);
     live_bytes += spans_[b].net_bytes;

@@ -27,9 +27,9 @@ class BlockReplay {
     int64_t bytes = 0;
     int64_t host_bytes = 0;
   };
-  /// Peaks of the rest if so much is live before `block`. `backward_shift_bytes` come on top when
-  /// backward begins.
-  Peak peak_from(int block, int64_t live_bytes, int64_t host_live_bytes,
+  /// Peaks of the rest if so much is live before `block`. Between forward and backward others take
+  /// `turn_bytes` for a while; `backward_shift_bytes` come on top when backward begins.
+  Peak peak_from(int block, int64_t live_bytes, int64_t host_live_bytes, int64_t turn_bytes,
                  int64_t backward_shift_bytes) const;
 
   /// What the blocks do, to be kept and put back (loads as they were then).

@@ -59,7 +59,7 @@ TEST(BlockReplay, EqualsTheReplayOfEveryAction) {
       rest.host_peak_bytes = rest.host_live_bytes;
       replay_memory(graph, plan, table, timeline, begin, rest);
       const BlockReplay::Peak peak =
-          blocks.peak_from(blocks.first_block(gate), past.live_bytes, past.host_live_bytes, 0);
+          blocks.peak_from(blocks.first_block(gate), past.live_bytes, past.host_live_bytes, 0, 0);
       EXPECT_EQ(peak.bytes, rest.peak_bytes) << round << " gate " << gate;
       EXPECT_EQ(peak.host_bytes, rest.host_peak_bytes) << round << " gate " << gate;
     }
