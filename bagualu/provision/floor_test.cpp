@@ -32,6 +32,30 @@ TEST(Floor, IsTheVerifiedPeakOfTheSurvivalPlanAtTheWorstCase) {
   EXPECT_THAT(floor.at, testing::Not(testing::HasSubstr("\n")));
 }
 
+// All others rest under the survival plan: only pinned routing stays on the device.
+TEST(Floor, EveryMicrobatchMoreInFlightAddsWhatTheSurvivalPlanHoldsAtRest) {
+  const SmallModel setup({});
+  const Floor one = compute_floor(setup.graph, setup.context.worst_case);
+  const Floor three = compute_floor(setup.graph, setup.context.worst_case, 3);
+  const std::vector<LayerLoad> worst(static_cast<size_t>(setup.graph.layers),
+                                     setup.context.worst_case);
+  int64_t pinned = 0, offloaded = 0;
+  const std::vector<int64_t> bytes = setup.graph.storage_bytes(worst);
+  for (const UnitSpec& unit : setup.graph.units) {
+    for (int s : unit.storages) {
+      if (unit.pinned) {
+        pinned += bytes[static_cast<size_t>(s)];
+      } else if (unit.rebuild == Rebuild::kNever) {
+        offloaded += bytes[static_cast<size_t>(s)];
+      }
+    }
+  }
+  EXPECT_GT(pinned, 0);
+  EXPECT_EQ(three.activation_bytes, one.activation_bytes + 2 * pinned);
+  EXPECT_EQ(three.host_bytes, one.host_bytes + 2 * offloaded);
+  EXPECT_EQ(rest_bytes(setup.graph, survival_plan(setup.graph), worst), pinned);
+}
+
 TEST(Floor, OneByteLessDoesNotCarryTheWorstCase) {
   const SmallModel setup({});
   const int64_t floor = setup.floor_bytes();
