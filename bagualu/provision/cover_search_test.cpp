@@ -39,8 +39,8 @@ CoverProblem twelve_layers(int64_t need) {
 
 TEST(CoverSearch, FindsTheMinimalCombinationOfTwelveLayers) {
   // need -> least cost, by enumeration. Greedy by ratio alone gives 304 at 1441 and 944 at 2848.
-  const std::vector<std::pair<int64_t, int64_t>> cases = {
-      {120, 12}, {1440, 144}, {1441, 261}, {2848, 882}, {6000, 2451}, {8160, 3612}};
+  const std::vector<std::pair<int64_t, int64_t>> cases = {{120, 12},   {1440, 144},  {1441, 261},
+                                                          {2848, 882}, {6000, 2451}, {8160, 3612}};
   CoverSearch search;
   for (const auto& [need, cost] : cases) {
     const CoverProblem problem = twelve_layers(need);
@@ -131,7 +131,8 @@ TEST(CoverSearch, ClosingFindsTheOptimumOfRandomProblems) {
       cost = cover_cost(problem, choice);
       ASSERT_GE(cost, optimum) << i;
     }
-    search.close(problem, 100'000, [](const CoverChoice&) { return true; }, choice, cost);
+    search.close(
+        problem, 100'000, [](const CoverChoice&) { return true; }, choice, cost);
     ASSERT_TRUE(search.proven());
     ASSERT_EQ(cost, optimum) << i;
   }

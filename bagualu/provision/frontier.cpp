@@ -168,9 +168,9 @@ int64_t Frontier::encoded_bytes(int unit, const ResidencySpec& choice,
   int64_t bytes = 0;
   for (int s : graph_.units[unit].storages) {
     const StorageSpec& storage = graph_.storages[s];
-    bytes += round_up(choice.device_bytes(storage.bytes.eval(graph_.tokens, load),
-                                          storage.lossy_element_bytes),
-                      kAllocationGranularity);
+    bytes += round_up(
+        choice.device_bytes(storage.bytes.eval(graph_.tokens, load), storage.lossy_element_bytes),
+        kAllocationGranularity);
   }
   return bytes;
 }

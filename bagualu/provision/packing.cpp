@@ -51,8 +51,8 @@ int64_t Packer::past(const std::vector<int64_t>& window_bytes) const {
   return sum;
 }
 
-// Of all micro-batches: largest first as long as it fits under the need, then the smallest item that
-// closes it; or one single item, if that is less.
+// Of all micro-batches: largest first as long as it fits under the need, then the smallest item
+// that closes it; or one single item, if that is less.
 bool Packer::go_past_by_items() {
   std::vector<int> left;
   for (int i : order_) {
@@ -149,9 +149,9 @@ int64_t Packer::subset(const Span& span, int sum, bool take) {
   return bytes;
 }
 
-// Largest first; where that leaves a hole that matters, the best bucket sum. Sizes are rounded down to
-// buckets, so the true sum may be above the window: then the next lower one is tried. What is left of
-// the window is filled item by item.
+// Largest first; where that leaves a hole that matters, the best bucket sum. Sizes are rounded down
+// to buckets, so the true sum may be above the window: then the next lower one is tried. What is
+// left of the window is filled item by item.
 void Packer::fill_window(Span& span, int64_t window) {
   const int items = span.end - span.begin;
   if (items == 0 || window <= 0) return;

@@ -12,10 +12,10 @@ struct PackItem {
   int64_t bytes = 0;
 };
 
-/// Chooses the units that are offloaded: whole storages, at least `need_bytes` in all (a pool counts
-/// bytes, a link carries tensors). Windows are filled first, each by the subset that fits best; what
-/// is then missing goes past one of them, at as few bytes as possible. Subset sums over 4096 buckets
-/// of the micro-batch's bytes.
+/// Chooses the units that are offloaded: whole storages, at least `need_bytes` in all (a pool
+/// counts bytes, a link carries tensors). Windows are filled first, each by the subset that fits
+/// best; what is then missing goes past one of them, at as few bytes as possible. Subset sums over
+/// 4096 buckets of the micro-batch's bytes.
 class Packer {
  public:
   /// `items`: micro-batch by micro-batch; those that are reloaded last come first, and of equal
@@ -28,13 +28,13 @@ class Packer {
   static constexpr int kBuckets = 4096;
   static constexpr int kWords = kBuckets / 64 + 1;
 
-  struct Span {  // of one micro-batch
+  struct Span {     // of one micro-batch
     int begin = 0;  // in order_
     int end = 0;
     int64_t all = 0;
     int64_t bucket = 1;
-    int first_row = -1;    // in rows_, one row of kWords per item and one before; -1: not made
-    int64_t taken = 0;     // bytes chosen
+    int first_row = -1;  // in rows_, one row of kWords per item and one before; -1: not made
+    int64_t taken = 0;   // bytes chosen
   };
 
   void sort_items();

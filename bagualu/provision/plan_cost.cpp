@@ -53,8 +53,7 @@ int64_t plan_cost_ns(const ProvisionContext& context, const std::vector<LayerLoa
   for (int u = 0; u < static_cast<int>(plan.residency.size()); ++u) {
     if (plan.residency[u] == kSave) continue;
     const bool past = was_given_up(*context.graph, u, state);
-    const bool drains_now =
-        !past && (plan.eager_drain || would_demote(*context.graph, u, state));
+    const bool drains_now = !past && (plan.eager_drain || would_demote(*context.graph, u, state));
     sum += unit_cost_ns(context, loads, u, plan.residency[u], drains_now, plan.prefetch);
   }
   return sum;

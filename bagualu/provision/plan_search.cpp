@@ -130,8 +130,9 @@ int PlanSearch::hardest_point(const std::vector<int64_t>& high, int first_point)
   return static_cast<int>(std::max_element(high.begin() + first_point, high.end()) - high.begin());
 }
 
-// One group per unit: nothing, or one of its options, by what they save at this point. `wide`: as if
-// every offload were gone from the device at this point, whatever the flags; a bound for all of them.
+// One group per unit: nothing, or one of its options, by what they save at this point. `wide`: as
+// if every offload were gone from the device at this point, whatever the flags; a bound for all of
+// them.
 void PlanSearch::build_pool(int point, bool wide) {
   pool_.clear();
   pool_.microbatches.resize(1);

@@ -92,7 +92,7 @@ class PlanSearch {
   std::vector<int64_t> exact_;       ///< by point: last replay
   int64_t past_ns_ = 0;              ///< price of what is decided already
   int open_units_ = 0;
-  int64_t wide_bound_ns_ = -1;           ///< no plan of any flags exposes less; -1: not known
+  int64_t wide_bound_ns_ = -1;  ///< no plan of any flags exposes less; -1: not known
   PoolProblem pool_;
   PoolSolution pool_solution_;
   std::vector<int> pool_option_;         ///< by option of pool_: index in options_, -1 = none

@@ -41,8 +41,7 @@ std::unique_ptr<Policy> make_selective(const ProvisionContext& context,
 std::unique_ptr<Policy> make_static(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_threshold(const ProvisionContext& context,
                                        const PolicyOptions& options);
-std::unique_ptr<Policy> make_adapipe(const ProvisionContext& context,
-                                     const PolicyOptions& options);
+std::unique_ptr<Policy> make_adapipe(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_kwai(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_retry(const ProvisionContext& context, const PolicyOptions& options);
 std::unique_ptr<Policy> make_adaptive(const ProvisionContext& context);

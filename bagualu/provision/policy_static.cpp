@@ -13,8 +13,7 @@ namespace {
 class Static final : public PlanningPolicy {
  public:
   Static(const ProvisionContext& context, const PolicyOptions& options) : PlanningPolicy(context) {
-    plan_ = options.plan.is_null() ? fitted(options.static_fit_imbalance)
-                                   : given(options.plan);
+    plan_ = options.plan.is_null() ? fitted(options.static_fit_imbalance) : given(options.plan);
   }
 
   std::string_view name() const override { return "static"; }
@@ -38,9 +37,8 @@ class Static final : public PlanningPolicy {
       throw InvalidInput("options", "static_fit_imbalance", std::to_string(factor), "above 0");
     }
     const MicrobatchState state = initial_state(graph_);
-    const std::vector<LayerLoad> loads(
-        static_cast<size_t>(graph_.layers),
-        scaled_load(context_.balanced, context_.worst_case, factor));
+    const std::vector<LayerLoad> loads(static_cast<size_t>(graph_.layers),
+                                       scaled_load(context_.balanced, context_.worst_case, factor));
     GateInput input;
     input.state = &state;
     input.loads = &loads;

@@ -95,8 +95,9 @@ INSTANTIATE_TEST_SUITE_P(All, EveryPolicy, ::testing::ValuesIn(policy_names()),
 
 TEST(Policy, UnknownNameListsTheKnownOnes) {
   const SmallModel setup({});
-  EXPECT_THAT(message_of([&] { make_policy("best", setup.context, {}); }),
-              testing::AllOf(HasSubstr("found best"), HasSubstr("save-all"), HasSubstr("adaptive")));
+  EXPECT_THAT(
+      message_of([&] { make_policy("best", setup.context, {}); }),
+      testing::AllOf(HasSubstr("found best"), HasSubstr("save-all"), HasSubstr("adaptive")));
 }
 
 TEST(Policy, FullRecomputeOffloadsOnlyWhereThatIsNeeded) {
@@ -126,8 +127,8 @@ TEST(Policy, SelectiveRecomputesTheModulesOfTheList) {
   for (size_t u = 0; u < setup.graph.units.size(); ++u) {
     const std::string& name = setup.graph.units[u].name;
     const bool listed = name.find("_norm") != std::string::npos && name != "final_norm";
-    const bool experts = name.find("expert_fc1") != std::string::npos ||
-                         name.find("moe_act") != std::string::npos;
+    const bool experts =
+        name.find("expert_fc1") != std::string::npos || name.find("moe_act") != std::string::npos;
     EXPECT_EQ(plan.residency[u], listed || experts ? kRecompute : kSave) << name;
   }
 }
@@ -192,9 +193,8 @@ TEST(Policy, StaticFitsOnceToItsLoadAndDiesAboveIt) {
   const DrivenMicrobatch fitted = drive_microbatch(light, *heavier, setup.even(2.0));
   EXPECT_LE(fitted.memory.peak_bytes, budget);
   EXPECT_GT(fitted.decisions[0].exposed_ns, 0);
-  EXPECT_THAT(
-      message_of([&] { make_policy("static", light, {.static_fit_imbalance = -1.0}); }),
-      HasSubstr("static_fit_imbalance"));
+  EXPECT_THAT(message_of([&] { make_policy("static", light, {.static_fit_imbalance = -1.0}); }),
+              HasSubstr("static_fit_imbalance"));
 }
 
 TEST(PlanCost, WaitedForCopiesAreChargedInFull) {

@@ -6,8 +6,8 @@
 //   subject to  sum_m (fixed_m + max(0, bytes_m - window_m)) - overflow <= budget,
 //               0 <= overflow <= overflow limit, one option per group
 //
-// with bytes_m, fixed_m, ns_m the sums over the chosen options of micro-batch m. The price of memory never
-// exceeds the link's: past the windows a byte costs `price` and no more.
+// with bytes_m, fixed_m, ns_m the sums over the chosen options of micro-batch m. The price of
+// memory never exceeds the link's: past the windows a byte costs `price` and no more.
 //
 // Glossary
 //   excess     fixed_m + max(0, bytes_m - window_m): what micro-batch m holds on the device

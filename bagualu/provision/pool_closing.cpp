@@ -72,7 +72,8 @@ bool PoolClosing::search(bool join_linear) {
   }
   for (int m = 0; m < static_cast<int>(problem_->microbatches.size()); ++m) {
     if (join_linear && relaxation_->is_linear(m)) continue;
-    if (!add_groups([m](int of_group) { return of_group == m; }) || !add_microbatch(m)) return false;
+    if (!add_groups([m](int of_group) { return of_group == m; }) || !add_microbatch(m))
+      return false;
   }
   return true;
 }
@@ -102,8 +103,8 @@ bool PoolClosing::add_groups(const Chosen& chosen) {
   return true;
 }
 
-// Every state once with the group's least option and once with each other one within the gap. Each of
-// these lists is in the front's order, so that merging keeps the front sorted.
+// Every state once with the group's least option and once with each other one within the gap. Each
+// of these lists is in the front's order, so that merging keeps the front sorted.
 bool PoolClosing::add_group(int group) {
   const PoolGroup& spec = problem_->groups[group];
   const int least_option = relaxation_->least_option(group);
@@ -165,8 +166,8 @@ bool PoolClosing::add_microbatch(int microbatch) {
       if (before.reduced + state.reduced > gap_) continue;
       if (--work_left_ < 0) return false;
       State sum;
-      sum.bytes = before.bytes + state.fixed +
-                  std::max<int64_t>(0, state.bytes - limits.window_bytes);
+      sum.bytes =
+          before.bytes + state.fixed + std::max<int64_t>(0, state.bytes - limits.window_bytes);
       sum.ns = before.ns + std::max<int64_t>(0, state.ns - limits.bubble_ns);
       sum.reduced = before.reduced + state.reduced;
       sum.step = new_step({before.step, state.step, -1, -1});
@@ -180,8 +181,8 @@ bool PoolClosing::add_microbatch(int microbatch) {
   return true;
 }
 
-// Requires: `front` is sorted. With encoded copies, of which a window takes none, fewer bytes in all
-// may still be the worse state: the search goes on, but proves nothing.
+// Requires: `front` is sorted. With encoded copies, of which a window takes none, fewer bytes in
+// all may still be the worse state: the search goes on, but proves nothing.
 void PoolClosing::keep_pareto(std::vector<State>& front) {
   size_t kept = 0;
   int64_t least_ns = INT64_MAX;

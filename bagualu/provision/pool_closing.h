@@ -8,18 +8,18 @@
 
 namespace bagualu {
 
-/// Exact search below a known cost. Options whose reduced cost is above the gap are fixed away; what
-/// is left is combined group by group into the Pareto front of (bytes, ns) of a micro-batch, and
-/// micro-batch by micro-batch into that of (excess, exposed). States whose reduced costs add up to
-/// more than the gap are dropped: the bound proves that nothing better comes of them.
+/// Exact search below a known cost. Options whose reduced cost is above the gap are fixed away;
+/// what is left is combined group by group into the Pareto front of (bytes, ns) of a micro-batch,
+/// and micro-batch by micro-batch into that of (excess, exposed). States whose reduced costs add up
+/// to more than the gap are dropped: the bound proves that nothing better comes of them.
 ///
 /// Micro-batches past their window and bubble are one at first: their excess and exposed time are
 /// sums less a constant, and never less than that where they turn out not to be past them. If that
 /// promise is not kept, the search is repeated with every micro-batch by itself.
 class PoolClosing {
  public:
-  /// Touches the memory that a search of this much work may take, so that the first one does not wait
-  /// for pages.
+  /// Touches the memory that a search of this much work may take, so that the first one does not
+  /// wait for pages.
   void reserve(const PoolTolerance& tolerance);
 
   /// Improves `totals` and raises `bound_ns` to what was proven.

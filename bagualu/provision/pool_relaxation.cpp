@@ -155,9 +155,9 @@ void PoolRelaxation::set_duals() {
   }
 }
 
-// sum_g min_o (theta ns + mu bytes + lambda fixed) - sum_m (theta bubble + mu window) - lambda budget, a lower
-// bound for every 0 <= theta <= 1 and 0 <= mu <= lambda; past the link's price the overflow pays
-// back.
+// sum_g min_o (theta ns + mu bytes + lambda fixed) - sum_m (theta bubble + mu window) - lambda
+// budget, a lower bound for every 0 <= theta <= 1 and 0 <= mu <= lambda; past the link's price the
+// overflow pays back.
 void PoolRelaxation::evaluate_bound() {
   const int groups = static_cast<int>(problem_->groups.size());
   least_.resize(static_cast<size_t>(groups));

@@ -27,8 +27,8 @@ class PoolRelaxation {
   int64_t bound_ns() const { return static_cast<int64_t>(bound_); }
   double bound() const { return bound_; }
 
-  /// theta_m ns + mu_m bytes + lambda fixed bytes of the option, above the least one of its group: what choosing it adds
-  /// to the bound.
+  /// theta_m ns + mu_m bytes + lambda fixed bytes of the option, above the least one of its group:
+  /// what choosing it adds to the bound.
   double reduced_cost(int group, int option) const { return priced(group, option) - least_[group]; }
   int least_option(int group) const { return least_option_[group]; }
   /// True if the micro-batch is past its window and its bubble, so that bytes and time have their

@@ -39,9 +39,10 @@ int64_t TensorSearch::past_window(int microbatch, const Sums& sums) const {
 
 int64_t TensorSearch::exposed_ns(int microbatch, const Sums& sums) const {
   const int64_t past = sums.link - problem_->window_bytes[microbatch];
-  const int64_t link = past > 0 ? static_cast<int64_t>(std::ceil(problem_->link_ns_per_byte *
-                                                                 static_cast<double>(past)))
-                                : 0;
+  const int64_t link =
+      past > 0
+          ? static_cast<int64_t>(std::ceil(problem_->link_ns_per_byte * static_cast<double>(past)))
+          : 0;
   return link + std::max<int64_t>(0, sums.ns - problem_->bubble_ns[microbatch]);
 }
 
@@ -156,10 +157,9 @@ void TensorSearch::find_twins() {
     if (g > 0 && groups[g].microbatch != groups[g - 1].microbatch) firsts.clear();
     twin_[g] = static_cast<int>(g);
     for (int f : firsts) {
-      if (std::equal(options.begin() + groups[g].first_option,
-                     options.begin() + groups[g].end_option,
-                     options.begin() + groups[f].first_option,
-                     options.begin() + groups[f].end_option)) {
+      if (std::equal(
+              options.begin() + groups[g].first_option, options.begin() + groups[g].end_option,
+              options.begin() + groups[f].first_option, options.begin() + groups[f].end_option)) {
         twin_[g] = f;
         break;
       }
@@ -168,7 +168,8 @@ void TensorSearch::find_twins() {
   }
 }
 
-// Of groups that offer the same and do the same, two: a change of two of them may be what is needed.
+// Of groups that offer the same and do the same, two: a change of two of them may be what is
+// needed.
 void TensorSearch::list_moves() {
   moves_.clear();
   listed_.assign(problem_->options.size(), 0);

@@ -25,8 +25,8 @@ struct TensorProblem {
   std::vector<int64_t> window_bytes;  ///< by micro-batch
   std::vector<int64_t> bubble_ns;     ///< by micro-batch
   int64_t budget_bytes = 0;
-  int64_t host_bytes = 0;             ///< limit of all links together
-  double link_ns_per_byte = 0;        ///< past the windows; 0 = nothing goes past them
+  int64_t host_bytes = 0;       ///< limit of all links together
+  double link_ns_per_byte = 0;  ///< past the windows; 0 = nothing goes past them
 };
 
 /// The last mile below the pool (pool.h), where a window and whole tensors do not fit together: few
@@ -101,7 +101,7 @@ class TensorSearch {
   std::vector<int> twin_;        // by group: the first group that offers the same
   std::vector<uint8_t> listed_;  // by option of a first twin
   std::vector<Move> moves_;
-  size_t next_move_ = 0;         // where the search for two changes goes on
+  size_t next_move_ = 0;  // where the search for two changes goes on
 };
 
 }  // namespace bagualu

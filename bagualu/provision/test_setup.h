@@ -60,8 +60,7 @@ struct SmallModel {
     context.cost = &cost;
     context.balanced.rows = options.tokens * kTopK;
     context.balanced.piece_rows = std::min(kChunkRows, context.balanced.rows / local);
-    context.worst_case =
-        worst_case_load(options.ep_size, options.tokens, kTopK, local, kChunkRows);
+    context.worst_case = worst_case_load(options.ep_size, options.tokens, kTopK, local, kChunkRows);
   }
   SmallModel(const SmallModel&) = delete;
   SmallModel& operator=(const SmallModel&) = delete;
@@ -71,9 +70,7 @@ struct SmallModel {
                                   scaled_load(context.balanced, context.worst_case, factor));
   }
 
-  int64_t floor_bytes() const {
-    return compute_floor(graph, context.worst_case).activation_bytes;
-  }
+  int64_t floor_bytes() const { return compute_floor(graph, context.worst_case).activation_bytes; }
 
   int64_t save_all_bytes(double factor = 1.0) const {
     return peak(uniform_plan(graph, kSave), even(factor));

@@ -63,8 +63,8 @@ std::string action_text(const Graph& graph, const Action& action) {
   std::string text(action_name(action.kind));
   text += ' ';
   if (action.kind == ActionKind::kGate) return text + "layer" + std::to_string(action.id);
-  return text + (names_op(action.kind) ? graph.ops[action.id].name
-                                       : graph.storages[action.id].name);
+  return text +
+         (names_op(action.kind) ? graph.ops[action.id].name : graph.storages[action.id].name);
 }
 
 std::string timeline_to_text(const Graph& graph, const Timeline& timeline) {

@@ -10,11 +10,11 @@ namespace bagualu {
 
 /// Bytes of a graph at given loads, computed once per set of loads.
 struct MemoryTable {
-  std::vector<int64_t> storage_bytes;    ///< by storage
-  std::vector<int64_t> piece_bytes;      ///< by storage; 0 where it has none
-  std::vector<int64_t> fwd_workspace;    ///< by op, everything materialised
-  std::vector<int64_t> bwd_workspace;    ///< by op
-  std::vector<int64_t> encoded_bytes;    ///< by storage, size of the encoded copy
+  std::vector<int64_t> storage_bytes;  ///< by storage
+  std::vector<int64_t> piece_bytes;    ///< by storage; 0 where it has none
+  std::vector<int64_t> fwd_workspace;  ///< by op, everything materialised
+  std::vector<int64_t> bwd_workspace;  ///< by op
+  std::vector<int64_t> encoded_bytes;  ///< by storage, size of the encoded copy
 };
 
 MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads);
@@ -44,10 +44,10 @@ struct MemoryReplay {
   int64_t host_peak_bytes = 0;
 };
 
-/// Walks a timeline from `begin`. The storage states tell which expert intermediates of a forward or
-/// backward are in pieces, so `plan` must be the one the timeline was built with.
-/// Ensures: peak_bytes is at least every live value met, workspaces included.
-/// Cost: O(actions), some nanoseconds each.
+/// Walks a timeline from `begin`. The storage states tell which expert intermediates of a forward
+/// or backward are in pieces, so `plan` must be the one the timeline was built with. Ensures:
+/// peak_bytes is at least every live value met, workspaces included. Cost: O(actions), some
+/// nanoseconds each.
 void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
                    const Timeline& timeline, size_t begin, MemoryReplay& replay);
 

@@ -71,14 +71,14 @@ std::string action_text(const Graph& graph, const Action& action);
 std::string timeline_to_text(const Graph& graph, const Timeline& timeline);
 
 enum class StorageFate : uint8_t {
-  kAbsent,    ///< not created yet
+  kAbsent,  ///< not created yet
   kLive,
   kDropped,
   kDraining,  ///< copy to host under way, device bytes still taken
   kHost,
   kReloading,  ///< device bytes taken, copy under way
   kEncoded,
-  kGone,       ///< freed for good
+  kGone,  ///< freed for good
 };
 
 /// Where a micro-batch stands between two segments.
@@ -102,7 +102,8 @@ int append_forward(const Graph& graph, const Plan& plan, MicrobatchState& state,
 
 /// Appends what brings already produced storages in line with a plan changed at a gate: live
 /// storages whose forward uses are over and which the plan no longer saves are dropped, or
-/// offloaded and drained at once; an eager plan also drains what is still pending. A storage that was given up stays given up.
+/// offloaded and drained at once; an eager plan also drains what is still pending. A storage that
+/// was given up stays given up.
 void append_demotions(const Graph& graph, const Plan& plan, MicrobatchState& state,
                       Timeline& timeline);
 
@@ -117,7 +118,8 @@ void append_backward(const Graph& graph, const Plan& plan, MicrobatchState& stat
 /// The whole micro-batch under one plan.
 Timeline build_timeline(const Graph& graph, const Plan& plan);
 
-/// True if the expert intermediate `storage` is materialised under `plan` (its unit is not dropped).
+/// True if the expert intermediate `storage` is materialised under `plan` (its unit is not
+/// dropped).
 bool is_materialised(const Graph& graph, const Plan& plan, int storage);
 
 }  // namespace bagualu
