@@ -10,6 +10,7 @@
 
 #include "bagualu/base/units.h"
 #include "bagualu/provision/test_setup.h"
+#include "bagualu/schedule/pipeline.h"
 
 namespace bagualu {
 namespace {
@@ -244,6 +245,77 @@ TEST(StagePlan, NothingIsDoneWhereEverythingFits) {
   for (const Plan& p : plan.plans) {
     EXPECT_EQ(p.residency, uniform_plan(model.graph, kSave).residency);
   }
+}
+
+// One storage per micro-batch whose rebuild takes half a unit of time.
+struct OneUnit {
+  static constexpr int64_t kUnitNs = 1'000'000;
+
+  OneUnit() {
+    graph.tokens = 1;
+    graph.layers = 1;
+    OpSpec op;
+    op.name = "act";
+    op.layer = 0;
+    op.creates = {0};
+    StorageSpec storage;
+    storage.name = "act.out";
+    storage.layer = 0;
+    storage.bytes.fixed = 1024;
+    storage.producer = storage.unit = 0;
+    UnitSpec unit;
+    unit.name = "act";
+    unit.layer = 0;
+    unit.producer = 0;
+    unit.storages = {0};
+    graph.ops = {op};
+    graph.storages = {storage};
+    graph.units = {unit};
+    cost.forward = cost.rebuild = {{{{0, kUnitNs / 2}}, false}};
+  }
+  Graph graph;
+  CostTable cost;
+};
+
+// The same work costs nothing where the pipeline has slack, and half a unit elsewhere (USERS.md,
+// recipe 7): stage 0 of 4, 8 micro-batches, forward 1, backward 2; a rebuild lengthens the
+// backward.
+TEST(StagePlan, RecomputesWhereThePipelineHasSlack) {
+  const OneUnit model;
+  const PipelineOrder order = one_f_one_b(4, 8);
+  const PipelineTimes times = equal_times(order, OneUnit::kUnitNs, 2 * OneUnit::kUnitNs);
+  const std::vector<std::vector<int64_t>> free_ns = slack(order, times);
+  std::vector<int64_t> backward_slack(8);
+  for (size_t i = 0; i < order.ranks[0].size(); ++i) {
+    const PipelinePass& pass = order.ranks[0][i];
+    if (pass.kind == PassKind::kBackward) backward_slack[pass.microbatch] = free_ns[0][i];
+  }
+  const std::vector<LayerLoad> loads(1);
+  StagePlanner planner(model.graph, model.cost, false);
+  const auto recomputed = [&](int64_t dropped, int64_t& exposed) {
+    StageProblem problem;
+    for (int64_t ns :
+         {backward_slack[3], backward_slack[4], backward_slack[5], backward_slack[6]}) {
+      problem.microbatches.push_back({&loads, 0, ns});
+    }
+    problem.budget_bytes = (4 - dropped) * 1024;
+    StagePlan plan;
+    planner.plan(problem, plan);
+    exposed = plan.exposed_ns;
+    std::vector<int> result;
+    for (int m = 0; m < 4; ++m) {
+      if (plan.plans[m].residency[0] == kRecompute) result.push_back(3 + m);
+    }
+    return result;
+  };
+  int64_t exposed = -1;
+  EXPECT_EQ(recomputed(0, exposed), std::vector<int>{});
+  for (const int64_t dropped : {1, 2, 3}) {
+    for (int m : recomputed(dropped, exposed)) EXPECT_GE(m, 4) << dropped;
+    EXPECT_EQ(exposed, 0) << dropped;
+  }
+  EXPECT_EQ(recomputed(4, exposed), (std::vector<int>{3, 4, 5, 6}));
+  EXPECT_EQ(exposed, OneUnit::kUnitNs / 2);
 }
 
 }  // namespace
