@@ -51,10 +51,11 @@ void PoolTotals::load(const PoolProblem& problem, const std::vector<int>& choice
   for (size_t g = 0; g < choice.size(); ++g) {
     sums_[problem.groups[g].microbatch].add(problem.options[choice[g]], 1);
   }
-  excess_ = exposed_ = 0;
+  excess_ = exposed_ = fixed_ = 0;
   for (size_t m = 0; m < sums_.size(); ++m) {
     excess_ += sums_[m].excess(problem.microbatches[m]);
     exposed_ += sums_[m].exposed(problem.microbatches[m]);
+    fixed_ += sums_[m].fixed;
   }
 }
 
@@ -68,12 +69,15 @@ void PoolTotals::set(int group, int option) {
   sums.add(problem_->options[option], 1);
   excess_ += sums.excess(limits);
   exposed_ += sums.exposed(limits);
+  fixed_ += problem_->options[option].fixed_bytes - problem_->options[choice_[group]].fixed_bytes;
   choice_[group] = option;
 }
 
-int64_t PoolTotals::cost_of(int64_t excess, int64_t exposed) const {
+int64_t PoolTotals::cost_of(int64_t excess, int64_t exposed, int64_t fixed) const {
   const int64_t over = excess - problem_->budget_bytes;
   if (over <= 0) return exposed;
+  // Encoded copies cannot go over the link.
+  if (over > excess - fixed) return kInfeasible + over - (excess - fixed);
   const int64_t link = overflow_ns(*problem_, over);
   return link >= kInfeasible ? link : exposed + link;
 }
@@ -85,7 +89,8 @@ int64_t PoolTotals::cost_with(int group, int option) const {
   const int64_t excess = excess_ - sums.excess(limits), exposed = exposed_ - sums.exposed(limits);
   sums.add(problem_->options[choice_[group]], -1);
   sums.add(problem_->options[option], 1);
-  return cost_of(excess + sums.excess(limits), exposed + sums.exposed(limits));
+  return cost_of(excess + sums.excess(limits), exposed + sums.exposed(limits),
+                 fixed_ + sums.fixed - sums_[m].fixed);
 }
 
 int64_t PoolTotals::cost_with(int group, int option, int other_group, int other_option) const {
@@ -96,17 +101,18 @@ int64_t PoolTotals::cost_with(int group, int option, int other_group, int other_
   sums[0].add(problem_->options[option], 1);
   other.add(problem_->options[choice_[other_group]], -1);
   other.add(problem_->options[other_option], 1);
-  int64_t excess = excess_, exposed = exposed_;
+  int64_t excess = excess_, exposed = exposed_, fixed = fixed_;
   const int touched[2] = {m, n};
   for (int i = 0; i < (m == n ? 1 : 2); ++i) {
     const PoolMicrobatch& limits = problem_->microbatches[touched[i]];
     excess += sums[i].excess(limits) - sums_[touched[i]].excess(limits);
     exposed += sums[i].exposed(limits) - sums_[touched[i]].exposed(limits);
+    fixed += sums[i].fixed - sums_[touched[i]].fixed;
   }
-  return cost_of(excess, exposed);
+  return cost_of(excess, exposed, fixed);
 }
 
-int64_t PoolTotals::cost() const { return cost_of(excess_, exposed_); }
+int64_t PoolTotals::cost() const { return cost_of(excess_, exposed_, fixed_); }
 
 int64_t PoolTotals::overflow() const {
   return std::max<int64_t>(0, excess_ - problem_->budget_bytes);

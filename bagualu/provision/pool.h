@@ -4,7 +4,8 @@
 //
 //   minimise    sum_m max(0, ns_m - bubble_m) + price * overflow
 //   subject to  sum_m (fixed_m + max(0, bytes_m - window_m)) - overflow <= budget,
-//               0 <= overflow <= overflow limit, one option per group
+//               0 <= overflow <= overflow limit, overflow <= sum_m max(0, bytes_m - window_m),
+//               one option per group
 //
 // with bytes_m, fixed_m, ns_m the sums over the chosen options of micro-batch m. The price of
 // memory never exceeds the link's: past the windows a byte costs `price` and no more.
@@ -86,13 +87,14 @@ class PoolTotals {
       return ns > limits.bubble_ns ? ns - limits.bubble_ns : 0;
     }
   };
-  int64_t cost_of(int64_t excess, int64_t exposed) const;
+  int64_t cost_of(int64_t excess, int64_t exposed, int64_t fixed) const;
 
   const PoolProblem* problem_ = nullptr;
   std::vector<int> choice_;
   std::vector<Sums> sums_;  // by micro-batch
   int64_t excess_ = 0;
   int64_t exposed_ = 0;
+  int64_t fixed_ = 0;
 };
 
 /// Price of `overflow` bytes, rounded up; past the limit PoolTotals::kInfeasible and by how much.

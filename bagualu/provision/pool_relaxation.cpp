@@ -4,10 +4,67 @@
 #include <cmath>
 
 namespace bagualu {
+namespace {
+
+constexpr int kWeighings = 10;
+
+}  // namespace
 
 void PoolRelaxation::solve(const PoolProblem& problem) {
   problem_ = &problem;
+  weight_.assign(problem.microbatches.size(), 1.0);
+  solve_weighted();
+  const bool has_codes =
+      std::any_of(problem.options.begin(), problem.options.end(),
+                  [](const PoolOption& option) { return option.fixed_bytes > 0; });
+  if (has_codes && need_at_start_ > 0) weigh_windows();
+}
+
+// A window takes no encoded copies. That the excess of a micro-batch is at least its codes plus any
+// share of (retained bytes - window) holds for every share in [0, 1]; the right one is where what
+// is retained just fills the window. Bisection per micro-batch, all at once; the best bound stays.
+void PoolRelaxation::weigh_windows() {
+  const size_t count = weight_.size();
+  std::vector<double> low(count, 0.0), high(count, 1.0), best = weight_;
+  double best_bound = bound_;
+  for (int round = 0; round < kWeighings; ++round) {
+    bool changed = false;
+    for (size_t m = 0; m < count; ++m) {
+      if (problem_->microbatches[m].window_bytes == 0) continue;
+      (retained_bytes(static_cast<int>(m)) < problem_->microbatches[m].window_bytes ? high[m]
+                                                                                    : low[m]) =
+          weight_[m];
+      const double next = 0.5 * (low[m] + high[m]);
+      changed = changed || std::abs(next - weight_[m]) > 1e-3;
+      weight_[m] = low[m] == 1.0 ? 1.0 : next;
+    }
+    if (!changed) break;
+    solve_weighted();
+    if (bound_ <= best_bound) continue;
+    best_bound = bound_;
+    best = weight_;
+  }
+  weight_ = best;
+  solve_weighted();
+}
+
+int64_t PoolRelaxation::retained_bytes(int microbatch) const {
+  int64_t sum = 0;
+  for (size_t g = 0; g < choice_.size(); ++g) {
+    if (problem_->groups[g].microbatch != microbatch) continue;
+    sum += problem_->options[choice_[g]].bytes;
+  }
+  return sum;
+}
+
+int64_t PoolRelaxation::weighted(int microbatch, int64_t bytes) const {
+  const double weight = weight_[microbatch];
+  return weight == 1.0 ? bytes : static_cast<int64_t>(weight * static_cast<double>(bytes));
+}
+
+void PoolRelaxation::solve_weighted() {
   start();
+  need_at_start_ = need_;
   if (need_ > 0) {
     std::sort(order_.begin(), order_.end());
     for (int m = 0; m < static_cast<int>(progress_.size()); ++m) take_hidden(m);
@@ -27,8 +84,9 @@ void PoolRelaxation::start() {
   for (int g = 0; g < groups; ++g) add_steps(g);
   need_ = -problem_->budget_bytes;
   for (size_t m = 0; m < progress_.size(); ++m) {
-    progress_[m].excess =
-        std::max<int64_t>(0, progress_[m].excess - problem_->microbatches[m].window_bytes);
+    progress_[m].excess = std::max<int64_t>(
+        0, progress_[m].excess -
+               weighted(static_cast<int>(m), problem_->microbatches[m].window_bytes));
     need_ += progress_[m].excess;
   }
   missing_ = 0;
@@ -38,7 +96,9 @@ void PoolRelaxation::start() {
 void PoolRelaxation::add_steps(int group) {
   const PoolGroup& spec = problem_->groups[group];
   const PoolOption* options = problem_->options.data();
-  const auto bytes_of = [options](int o) { return options[o].bytes + options[o].fixed_bytes; };
+  const auto bytes_of = [&](int o) {
+    return weighted(spec.microbatch, options[o].bytes) + options[o].fixed_bytes;
+  };
   int at = spec.first_option;
   for (int o = at + 1; o < spec.end_option; ++o) {
     if (options[o].ns < options[at].ns ||
@@ -147,6 +207,7 @@ void PoolRelaxation::set_duals() {
     } else if (progress.excess > 0) {
       dual.mu = lambda_;
     }
+    dual.mu *= weight_[m];
     // Nothing was taken and the bubble is not full: time has no price.
     if (progress.last_slope < 0 && lambda_ == 0 &&
         progress.ns <= problem_->microbatches[m].bubble_ns) {

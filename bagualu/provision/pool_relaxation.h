@@ -48,7 +48,7 @@ class PoolRelaxation {
   };
   struct Dual {
     double theta = 1;  // of time
-    double mu = 0;     // of bytes
+    double mu = 0;     // of retained bytes
     double least = 0;  // sum over the groups
   };
   struct Progress {  // of one micro-batch
@@ -59,6 +59,10 @@ class PoolRelaxation {
     bool bubble_covers_all = false;
   };
 
+  void solve_weighted();
+  void weigh_windows();
+  int64_t retained_bytes(int microbatch) const;
+  int64_t weighted(int microbatch, int64_t bytes) const;
   void start();
   void add_steps(int group);
   void take_hidden(int microbatch);
@@ -81,7 +85,9 @@ class PoolRelaxation {
   std::vector<Dual> duals_;
   std::vector<double> least_;
   std::vector<int> least_option_;
+  std::vector<double> weight_;  // by micro-batch, of retained bytes and the window
   double lambda_ = 0;
+  int64_t need_at_start_ = 0;
   int64_t need_ = 0;
   int64_t missing_ = 0;
   double bound_ = 0;
