@@ -125,7 +125,8 @@ struct PoolSolution {
   int64_t cost_ns = 0;
   int64_t bound_ns = 0;  ///< certified: no choice costs less
   int64_t overflow_bytes = 0;
-  bool closed = false;  ///< the closing search was needed and ran to its end
+  double ns_per_byte = 0;  ///< price of a byte on the device at the relaxation's optimum
+  bool closed = false;     ///< the closing search was needed and ran to its end
 };
 
 }  // namespace bagualu

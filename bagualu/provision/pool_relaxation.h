@@ -36,6 +36,8 @@ class PoolRelaxation {
   bool is_linear(int microbatch) const {
     return duals_[microbatch].theta == 1 && duals_[microbatch].mu == lambda_;
   }
+  /// Price of a byte on the device, ns.
+  double lambda() const { return lambda_; }
 
  private:
   struct Step {

@@ -16,6 +16,7 @@ void PoolSolver::solve(const PoolProblem& problem, const PoolTolerance& toleranc
   relaxation_.solve(problem);
   solution.missing_bytes = relaxation_.missing_bytes();
   solution.closed = false;
+  solution.ns_per_byte = relaxation_.lambda();
   totals_.load(problem, relaxation_.rounded());
   solution.bound_ns = relaxation_.bound_ns();
   if (relaxation_.feasible()) {

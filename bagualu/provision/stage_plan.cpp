@@ -100,6 +100,7 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   build_pool(problem, /*cap_windows=*/true);
   solve_and_pack(problem, 0, result);
   result.bound_ns = solution_.bound_ns;
+  ns_per_byte_ = solution_.ns_per_byte;
   if (problem.host_budget_bytes > 0 && result.bound_ns > 0) {
     // Cutting the windows was our choice, so the bound has to hold without it.
     build_pool(problem, /*cap_windows=*/false);

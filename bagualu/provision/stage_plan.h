@@ -102,6 +102,7 @@ class StagePlanner {
   std::vector<Slot> slots_;
   int64_t pinned_sum_ = 0;
   int64_t last_spare_ = 0;
+  double ns_per_byte_ = 0;
   PoolProblem pool_;
   PoolSolution solution_;
   std::vector<int64_t> windows_;

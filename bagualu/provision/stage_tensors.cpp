@@ -143,6 +143,7 @@ void StagePlanner::search_tensors(const StageProblem& problem, StagePlan& result
   tensors_.budget_bytes = problem.budget_bytes - pinned_sum_;
   tensors_.host_bytes = problem.host_budget_bytes > 0 ? problem.host_budget_bytes : INT64_MAX / 8;
   tensors_.link_ns_per_byte = problem.link_ns_per_byte;
+  tensors_.ns_per_byte = ns_per_byte_;
   const auto& components = frontier_.components();
   for (size_t m = 0; m < problem.microbatches.size(); ++m) {
     tensors_.window_bytes.push_back(problem.microbatches[m].free_link_bytes);

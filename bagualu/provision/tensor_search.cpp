@@ -4,6 +4,12 @@
 #include <cmath>
 
 namespace bagualu {
+namespace {
+
+constexpr double kPenalty = 3.0;  // a byte too many costs this many times what it is worth
+constexpr uint64_t kSeed = 0x9e3779b97f4a7c15;
+
+}  // namespace
 bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns, int64_t max_trials,
                            std::vector<int>& choice) {
   problem_ = &problem;
@@ -12,17 +18,67 @@ bool TensorSearch::improve(const TensorProblem& problem, int64_t enough_ns, int6
   best_standing_ = now();
   const bool through = search_through();
   if (!through) {
-    load(best_);
     find_twins();
     trials_left_ = max_trials;
-    next_move_ = 0;
-    while (best_standing_.cost > enough_ns && trials_left_ > 0 && (change_one() || change_two())) {
+    random_ = kSeed;
+    load(best_);
+    descend_from_here(/*by_two=*/false);
+    if (best_standing_.cost > enough_ns) {
+      const bool fits = best_standing_.cost < kInfeasible;
+      anneal(fits ? best_standing_.cost - enough_ns : kInfeasible, max_trials / 2);
     }
-    best_ = choice_;
+    load(best_);
+    descend_from_here(/*by_two=*/best_standing_.cost > enough_ns);
   }
   choice = best_;
   cost_ = best_standing_.cost;
   return through;
+}
+
+// Changes that help, until none does; the best choice seen stays.
+void TensorSearch::descend_from_here(bool by_two) {
+  here_ = now();
+  next_move_ = 0;
+  while (trials_left_ > 0 && (change_one() || (by_two && change_two()))) {
+  }
+  if (!(here_ < best_standing_)) return;
+  best_standing_ = here_;
+  best_ = choice_;
+}
+
+double TensorSearch::energy(const Change& change) const {
+  const int64_t broken = std::max<int64_t>(0, device_ + change.device - problem_->budget_bytes) +
+                         std::max<int64_t>(0, host_ + change.host - problem_->host_bytes) + past_ +
+                         change.past;
+  return static_cast<double>(exposed_ + change.exposed) +
+         kPenalty * problem_->ns_per_byte * static_cast<double>(broken);
+}
+
+// From a temperature at which steps of the size of the gap are taken to one at which hardly any is.
+void TensorSearch::anneal(int64_t gap_ns, int64_t steps) {
+  if (problem_->ns_per_byte <= 0 || steps <= 0) return;
+  double at = energy({});
+  double heat = std::min(static_cast<double>(gap_ns), 0.3 * at + 1.0) / 2;
+  const double cooling = std::pow(0.003, 1.0 / static_cast<double>(steps));
+  for (int64_t step = 0; step < steps; ++step, heat *= cooling) {
+    random_ ^= random_ << 13;  // xorshift64
+    random_ ^= random_ >> 7;
+    random_ ^= random_ << 17;
+    const int g = static_cast<int>((random_ >> 32) % choice_.size());
+    const TensorGroup& group = problem_->groups[g];
+    const auto others = static_cast<uint64_t>(group.end_option - group.first_option - 1);
+    if (others < 1) continue;
+    int o = group.first_option + static_cast<int>((random_ & 0xffff) % others);
+    if (o >= choice_[g]) ++o;
+    const double then = energy(change_of({g, o}));
+    const double chance = static_cast<double>(random_ >> 16 & 0xffff) / 65536.0;
+    if (then > at && chance > std::exp((at - then) / heat)) continue;
+    set(g, o);
+    at = then;
+    if (!(now() < best_standing_)) continue;
+    best_standing_ = now();
+    best_ = choice_;
+  }
 }
 
 void TensorSearch::load(const std::vector<int>& choice) {
@@ -84,17 +140,22 @@ void TensorSearch::set(int group, int option) {
   choice_[group] = option;
 }
 
-TensorSearch::Standing TensorSearch::with(const Move& move) const {
+TensorSearch::Change TensorSearch::change_of(const Move& move) const {
   const int m = problem_->groups[move.group].microbatch;
   const TensorOption& old = problem_->options[choice_[move.group]];
   const TensorOption& now = problem_->options[move.option];
   Sums sums = sums_[m];
   sums.add(old, -1);
   sums.add(now, 1);
-  return standing(device_ + now.device_bytes - old.device_bytes,
-                  host_ + now.link_bytes - old.link_bytes,
-                  exposed_ + exposed_ns(m, sums) - exposed_ns(m, sums_[m]),
-                  past_ + past_window(m, sums) - past_window(m, sums_[m]));
+  return {now.device_bytes - old.device_bytes, now.link_bytes - old.link_bytes,
+          exposed_ns(m, sums) - exposed_ns(m, sums_[m]),
+          past_window(m, sums) - past_window(m, sums_[m])};
+}
+
+TensorSearch::Standing TensorSearch::with(const Move& move) const {
+  const Change change = change_of(move);
+  return standing(device_ + change.device, host_ + change.host, exposed_ + change.exposed,
+                  past_ + change.past);
 }
 
 TensorSearch::Standing TensorSearch::with(const Move& move, const Move& other) const {
@@ -189,8 +250,8 @@ bool TensorSearch::change_one() {
   const Move* best = nullptr;
   for (const Move& move : moves_) {
     const Standing standing = with(move);
-    if (!(standing < best_standing_)) continue;
-    best_standing_ = standing;
+    if (!(standing < here_)) continue;
+    here_ = standing;
     best = &move;
   }
   trials_left_ -= static_cast<int64_t>(moves_.size());
@@ -208,8 +269,8 @@ bool TensorSearch::change_two() {
     for (const Move& other : moves_) {
       if (other.group == move.group) continue;
       const Standing standing = with(move, other);
-      if (!(standing < best_standing_)) continue;
-      best_standing_ = standing;
+      if (!(standing < here_)) continue;
+      here_ = standing;
       best = &other;
     }
     trials_left_ -= static_cast<int64_t>(count);

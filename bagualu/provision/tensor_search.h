@@ -27,12 +27,14 @@ struct TensorProblem {
   int64_t budget_bytes = 0;
   int64_t host_bytes = 0;       ///< limit of all links together
   double link_ns_per_byte = 0;  ///< past the windows; 0 = nothing goes past them
+  double ns_per_byte = 0;       ///< about what a byte on the device is worth
 };
 
 /// The last mile below the pool (pool.h), where a window and whole tensors do not fit together: few
-/// and large tensors. Small problems are searched through, others by changes of one or two choices;
-/// of groups that offer and do the same, two stand for all. Work is bounded by counts, not by a
-/// clock.
+/// and large tensors. Small problems are searched through. Others are annealed from the plan at
+/// hand (Kirkpatrick et al. 1983; a fixed sequence of random numbers, so that equal problems get
+/// equal plans) and then improved by changes of one or two choices; of groups that offer and do the
+/// same, two stand for all. Work is bounded by counts, not by a clock.
 class TensorSearch {
  public:
   static constexpr int64_t kMaxNodes = 60'000;
@@ -66,6 +68,9 @@ class TensorSearch {
       return cost != other.cost ? cost < other.cost : device < other.device;
     }
   };
+  struct Change {
+    int64_t device = 0, host = 0, exposed = 0, past = 0;
+  };
   struct Move {
     int group = 0;
     int option = 0;
@@ -82,6 +87,11 @@ class TensorSearch {
   Standing with(const Move& move, const Move& other) const;
   bool search_through();
   void descend(int group);
+  void descend_from_here(bool by_two);
+  void anneal(int64_t gap_ns, int64_t steps);
+  Change change_of(const Move& move) const;
+  /// Cost after a change, and what is broken at its price.
+  double energy(const Change& change) const;
   void find_twins();
   void list_moves();
   bool change_one();
@@ -98,6 +108,8 @@ class TensorSearch {
   int64_t nodes_left_ = 0;
   int64_t trials_left_ = 0;
   Standing best_standing_;
+  Standing here_;
+  uint64_t random_ = 0;
   std::vector<int> twin_;        // by group: the first group that offers the same
   std::vector<uint8_t> listed_;  // by option of a first twin
   std::vector<Move> moves_;
