@@ -32,6 +32,7 @@ PoolTolerance PoolTolerance::at_gate() {
   tolerance.max_states = 300;
   tolerance.max_work = 10'000;
   tolerance.max_packings = 8;
+  tolerance.max_forced = 2;
   tolerance.max_trials = 5'000;
   return tolerance;
 }

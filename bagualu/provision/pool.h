@@ -108,6 +108,7 @@ struct PoolTolerance {
   int64_t max_states = 1'000;   ///< closing search: live at once
   int64_t max_work = 200'000;   ///< closing search: states made in all
   int max_packings = 100;       ///< stage plans: choices tried with whole tensors
+  int max_forced = 20;          ///< stage plans: components whose options are forced in turn
   int64_t max_trials = 60'000;  ///< stage plans: changes of whole tensors tried
 
   /// The gap that is accepted at this cost.

@@ -11,12 +11,6 @@ namespace {
 
 constexpr int kMaxSpares = 3;
 
-// Where whole tensors miss the pool's optimum, being exact about the pool is no help.
-PoolTolerance without_closing(PoolTolerance tolerance) {
-  tolerance.max_work = 0;
-  return tolerance;
-}
-
 }  // namespace
 
 int64_t link_ns(double ns_per_byte, int64_t bytes) {
@@ -112,6 +106,7 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
   avoid_codes_in_windows(problem, result);
   fill_windows(problem, result);
   if (good_enough(result)) return;
+  force_largest(problem, result);
   search_choices(problem, result);
   if (good_enough(result)) return;
   if (!result.feasible && !take_least(problem, result)) return;

@@ -81,6 +81,8 @@ class StagePlanner {
     int option = -1;
     int other = -1;
   };
+  static PoolTolerance without_closing(PoolTolerance tolerance);
+  void force_largest(const StageProblem& problem, StagePlan& result);
   void search_choices(const StageProblem& problem, StagePlan& result);
   void list_candidates(int64_t below_ns);
   int pool_group(int option) const;

@@ -14,6 +14,12 @@ constexpr size_t kMaxSplitUnits = 5;  // of one component that are saved or offl
 
 }  // namespace
 
+// Where whole tensors miss the pool's optimum, being exact about the pool is no help.
+PoolTolerance StagePlanner::without_closing(PoolTolerance tolerance) {
+  tolerance.max_work = 0;
+  return tolerance;
+}
+
 // One or two other options of the pool, the best by the pool first, packed anew: another tensor may
 // leave another hole in a window.
 void StagePlanner::search_choices(const StageProblem& problem, StagePlan& result) {
@@ -39,6 +45,41 @@ void StagePlanner::search_choices(const StageProblem& problem, StagePlan& result
     }
     if (!improved) return;
   }
+}
+
+// The largest components decide what fits with what: each of their other options is forced, and
+// everything else chosen anew.
+void StagePlanner::force_largest(const StageProblem& problem, StagePlan& result) {
+  if (!solution_.feasible || !result.feasible) return;
+  std::vector<std::pair<int64_t, int>> largest;  // negative bytes, group
+  for (int g = 0; g < static_cast<int>(pool_.groups.size()); ++g) {
+    const PoolGroup& group = pool_.groups[g];
+    if (group.end_option - group.first_option < 2) continue;
+    largest.emplace_back(-pool_.options[group.first_option].bytes, g);
+  }
+  std::sort(largest.begin(), largest.end());
+  if (largest.size() > static_cast<size_t>(tolerance_.max_forced)) {
+    largest.resize(static_cast<size_t>(tolerance_.max_forced));
+  }
+  const PoolTolerance tolerance = std::exchange(tolerance_, without_closing(tolerance_));
+  for (const auto& [bytes, g] : largest) {
+    const PoolGroup group = pool_.groups[g];
+    const int has = pool_choice(result)[static_cast<size_t>(g)];
+    for (int o = group.first_option; o < group.end_option; ++o) {
+      if (o == has) continue;
+      pool_.groups[g].first_option = o;
+      pool_.groups[g].end_option = o + 1;
+      solver_.solve(pool_, tolerance_, solution_);
+      pool_.groups[g] = group;
+      if (!solution_.feasible) continue;
+      carry_out(problem, attempt_);
+      if (!attempt_.feasible || attempt_.exposed_ns >= result.exposed_ns) continue;
+      attempt_.bound_ns = result.bound_ns;
+      std::swap(result, attempt_);
+    }
+  }
+  tolerance_ = tolerance;
+  solution_.feasible = true;
 }
 
 int StagePlanner::pool_group(int option) const {
