@@ -318,8 +318,9 @@ void print_explanation(const PlanExplanation& explanation, std::ostream& out) {
   const double looked_at =
       static_cast<double>(std::max<int64_t>(1, explanation.total.combinations));
   out << fmt::format(
-      "  naive: save, offload or recompute for every unit; components are priced one by one, so\n"
-      "  {} combinations stand for {}, fewer by 10^{:.1f}; what goes over the link is decided\n"
+      "  naive: save, offload or recompute for every unit that may (pinned ones may not, rows behind\n"
+      "  a collective are not recomputed); components are priced one by one, so\n"
+      "  {} combinations stand for {}, a factor of 10^{:.1f}; what goes over the link is decided\n"
       "  among the kept ones\n\n",
       explanation.total.combinations, power_text(explanation.total.naive_log10),
       explanation.total.naive_log10 - std::log10(looked_at));

@@ -5,7 +5,8 @@
 namespace bagualu {
 namespace {
 
-constexpr double kLeastRate = 1.0;
+// Below a megabyte or a megaflop per second times overflow, and no machine is meant.
+constexpr double kLeastRate = 1e6;
 constexpr double kLargestRate = 1e18;
 constexpr int64_t kLargestLaunchNs = 1'000'000'000;
 

@@ -31,7 +31,7 @@ struct SystemSpec {
   }
 };
 
-/// Throws: InvalidInput for unknown or missing keys, rates that are not above 0.
+/// Throws: InvalidInput for unknown or missing keys, rates outside 1e6 to 1e18.
 SystemSpec system_from_json(const Json& object, const std::string& where);
 SystemSpec system_from_file(const std::filesystem::path& path);
 

@@ -395,8 +395,7 @@ class Builder {
 Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& options) {
   if (spec.has_mla()) {
     throw InvalidInput("model", "kv_lora_rank", std::to_string(spec.kv_lora_rank),
-                       "0: latent attention (MLA) is planned for only, the runtime has no operators "
-                       "for it");
+                       "0: no operator of the runtime computes latent attention (MLA)");
   }
   return Builder(spec, options).build();
 }

@@ -112,10 +112,17 @@ double largest_surviving_factor(std::string_view policy_name, const ProvisionCon
     const auto policy = make_policy(policy_name, context, options);
     return fits(context, drive_microbatch(context, *policy, loads).memory);
   };
-  // retry saves everything up to its factor and little above it, so a load that it survives proves
+  // These save everything up to a load and little above it, so a load that they survive proves
   // nothing about smaller ones. All other policies hold more the more they get.
-  const LayerLoad fullest = scaled_load(context.balanced, context.worst_case, options.retry_factor);
-  const bool fullest_survives = policy_name != "retry" || survives(fullest);
+  const bool has_trigger = policy_name == "retry" || policy_name == "threshold";
+  const double trigger = policy_name == "retry" ? options.retry_factor : options.threshold;
+  LayerLoad fullest = scaled_load(context.balanced, context.worst_case, trigger);
+  if (policy_name == "threshold") {  // it acts above the factor, and scaled_load() rounds up
+    fullest.rows = std::min(
+        fullest.rows,
+        static_cast<int64_t>(std::floor(static_cast<double>(context.balanced.rows) * trigger)));
+  }
+  const bool fullest_survives = !has_trigger || survives(fullest);
   return bisect_factor(context, [&](const LayerLoad& load) {
     return (fullest_survives || load.rows <= fullest.rows) && survives(load);
   });

@@ -74,6 +74,24 @@ TEST_P(EveryPolicy, DoesNotKnowTheLoadsOfLaterLayers) {
   }
 }
 
+// Also of policies that do nothing up to some load and much above it.
+TEST_P(EveryPolicy, SurvivesEveryLoadUpToItsLargestSurvivingFactor) {
+  const SmallModel setup({.layers = 2});
+  const PolicyOptions options = options_for(GetParam());
+  const int64_t top = setup.save_all_bytes(4.0), least = setup.save_all_bytes(0.5);
+  for (int step = 0; step <= 8; ++step) {
+    const ProvisionContext context = setup.with_budget(least + (top - least) * step / 8);
+    const double factor = largest_surviving_factor(GetParam(), context, options);
+    for (double f = 0.1; f < factor; f += 0.1) {
+      const std::vector<LayerLoad> loads = setup.even(f);
+      const auto policy = make_policy(GetParam(), context, options);
+      EXPECT_LE(drive_microbatch(context, *policy, loads).memory.peak_bytes,
+                context.activation_budget_bytes)
+          << step << " " << f << " of " << factor;
+    }
+  }
+}
+
 TEST_P(EveryPolicy, PredictsThePeakExactlyAtTheLastGate) {
   const SmallModel setup({.dense_first = true, .shared = true});
   const ProvisionContext context =

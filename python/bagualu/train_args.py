@@ -199,6 +199,9 @@ ALL_FLAGS = tuple(flag for group in FLAGS.values() for flag in group)
 # Set by launch.py for its ranks, and by profile.py.
 _HIDDEN = ("status-dir", "store", "write-profile")
 
+# torchrun reads --log as one of its own flags, wherever it stands.
+_ALIASES = {"log": ("run-log",)}
+
 
 def _parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description="Train a mixture-of-experts model under a memory "
@@ -213,8 +216,8 @@ def _parser(prog: str) -> Parser:
                 group.add_argument(f"--{flag.name}", action="store_true",
                                    default=argparse.SUPPRESS, help=text)
                 continue
-            group.add_argument(f"--{flag.name}", metavar=flag.meta, help=text,
-                               default=argparse.SUPPRESS,
+            names = [f"--{flag.name}", *(f"--{alias}" for alias in _ALIASES.get(flag.name, ()))]
+            group.add_argument(*names, metavar=flag.meta, help=text, default=argparse.SUPPRESS,
                                action="append" if flag.repeat else "store")
     for name in _HIDDEN:
         parser.add_argument(f"--{name}", default=None, help=argparse.SUPPRESS)
