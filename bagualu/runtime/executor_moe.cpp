@@ -46,10 +46,7 @@ void Executor::forward_router(const OpSpec& op) {
   const RoutingOverride* forced = input_.routing;
   ops::router_logits(get(op.reads[0]), weights.router.weight, at::Tensor(), logits);
   if (forced != nullptr && !forced->spikes.empty() && forced->spikes[layer]) {
-    const Spike& spike = *forced->spikes[layer];
-    const int64_t local = spec_.experts / ep_group_.size();
-    logits.narrow(1, spike.hot_rank * local, local)
-        .add_(spike_bias(logits, spec_.top_k, ep_group_.size(), spike));
+    add_spike(*forced->spikes[layer], spec_.top_k, ep_group_.size(), logits);
   }
   const bool replay = forced != nullptr && !forced->tokens_per_expert.empty() &&
                       !forced->tokens_per_expert[layer].empty();

@@ -91,8 +91,6 @@ int64_t assignments_to(const at::Tensor& logits, int64_t top_k, int64_t begin, i
   return hits;
 }
 
-}  // namespace
-
 float spike_bias(const at::Tensor& logits, int64_t top_k, int64_t ep_size, const Spike& spike) {
   constexpr float kLargestBias = 64.0f;  // beyond any difference of trained router logits
   constexpr int kBisections = 24;
@@ -110,6 +108,18 @@ float spike_bias(const at::Tensor& logits, int64_t top_k, int64_t ep_size, const
     }
   }
   return high;
+}
+
+}  // namespace
+
+// A loop, not add_(): a scalar operand of ATen is a tensor, whose 64 bytes no workspace knows.
+void add_spike(const Spike& spike, int64_t top_k, int64_t ep_size, at::Tensor& logits) {
+  const float bias = spike_bias(logits, top_k, ep_size, spike);
+  const int64_t experts = logits.size(1), local = experts / ep_size;
+  float* row = logits.mutable_data_ptr<float>() + spike.hot_rank * local;
+  for (int64_t t = 0; t < logits.size(0); ++t, row += experts) {
+    for (int64_t e = 0; e < local; ++e) row[e] += bias;
+  }
 }
 
 void assign_recorded_routing(const std::vector<int64_t>& counts, int64_t ep_size, int64_t ep_rank,

@@ -37,10 +37,11 @@ struct Spike {
   double factor = 1.0;
 };
 
-/// The bias to add to the hot rank's experts so that their share of the top-k assignments comes
-/// nearest to spike.factor / ep_size; bisection on the local tokens, deterministic.
+/// Adds to the logits of the hot rank's experts the bias with which their share of the top-k
+/// assignments comes nearest to spike.factor / ep_size; bisection on the local tokens, deterministic.
+/// Takes no arena bytes.
 /// Shapes: logits fp32 [T, E] on the CPU
-float spike_bias(const at::Tensor& logits, int64_t top_k, int64_t ep_size, const Spike& spike);
+void add_spike(const Spike& spike, int64_t top_k, int64_t ep_size, at::Tensor& logits);
 
 /// Assigns experts to tokens so that the counts over all ranks are exactly `counts`: each token gets
 /// distinct experts, and every source rank about the same share of every expert.
