@@ -30,10 +30,10 @@ PoolTolerance PoolTolerance::exact() {
 PoolTolerance PoolTolerance::at_gate() {
   PoolTolerance tolerance;
   tolerance.max_states = 300;
-  tolerance.max_work = 10'000;
-  tolerance.max_packings = 8;
-  tolerance.max_forced = 2;
-  tolerance.max_trials = 5'000;
+  tolerance.max_work = 5'000;
+  tolerance.max_packings = 4;
+  tolerance.max_forced = 1;
+  tolerance.max_trials = 2'000;
   return tolerance;
 }
 
