@@ -114,7 +114,7 @@ TEST(PoolSolver, WithoutToleranceEqualsTheExhaustiveOptimum) {
   }
 }
 
-// Twelve layers, three independent items each: bytes saved for ns (USERS.md, recipe 6).
+// Twelve layers, three independent items each: bytes saved for ns.
 PoolProblem twelve_layers(int64_t need_mib) {
   PoolProblem problem;
   problem.microbatches.resize(1);

@@ -277,8 +277,8 @@ struct OneUnit {
   CostTable cost;
 };
 
-// The same work costs nothing where the pipeline has slack, and half a unit elsewhere (USERS.md,
-// recipe 7): stage 0 of 4, 8 micro-batches, forward 1, backward 2; a rebuild lengthens the
+// The same work costs nothing where the pipeline has slack, and half a unit elsewhere:
+// stage 0 of 4, 8 micro-batches, forward 1, backward 2; a rebuild lengthens the
 // backward.
 TEST(StagePlan, RecomputesWhereThePipelineHasSlack) {
   const OneUnit model;

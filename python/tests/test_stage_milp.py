@@ -67,7 +67,7 @@ def chain_case(**more) -> dict:
 
 
 def recipe6_case(need_mib: int) -> dict:
-    """USERS' twelve identical layers: A 120 MiB 0.12 ms, O 320 MiB 1.60 ms, C 240 MiB 1.29 ms."""
+    """Twelve identical layers: A 120 MiB 0.12 ms, O 320 MiB 1.60 ms, C 240 MiB 1.29 ms."""
     items = [(120, 120_000), (320, 1_600_000), (240, 1_290_000)] * 12
     count = len(items)
     return make_case([("op", False, [i]) for i in range(count)],
