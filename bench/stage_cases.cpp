@@ -32,10 +32,8 @@ double fraction(std::mt19937_64& random) {
 
 int64_t saved_bytes(const Graph& graph, const std::vector<LayerLoad>& loads) {
   int64_t sum = 0;
-  for (const UnitSpec& unit : graph.units) {
-    for (int s : unit.storages) {
-      sum += graph.storages[s].bytes.eval(graph.tokens, graph.load_of(unit.layer, loads));
-    }
+  for (int u = 0; u < static_cast<int>(graph.units.size()); ++u) {
+    sum += graph.unit_bytes(u, graph.load_of(graph.units[u].layer, loads));
   }
   return sum;
 }

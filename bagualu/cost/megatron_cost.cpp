@@ -135,10 +135,7 @@ CostTable megatron_costs(const Graph& graph, const ModelSpec& spec,
         graph.ops[op].has_backward ? time_of(graph, op, spec, options, system, true) : OpTime{});
   }
   costs.rebuild.resize(graph.units.size());
-  costs.d2h_bytes_per_s = system.d2h_bytes_per_s;
-  costs.h2d_bytes_per_s = system.h2d_bytes_per_s;
-  costs.copy_hidden_fraction = system.copy_hidden_fraction;
-  costs.encode_bytes_per_s = system.encode_bytes_per_s;
+  set_copy_rates(system, costs);
   return costs;
 }
 

@@ -53,7 +53,7 @@ int64_t CostTable::residency_ns(const Graph& graph, int unit, ResidencyId reside
                                 const LayerLoad& load) const {
   const UnitSpec& spec = graph.units[unit];
   ResidencyInput input;
-  for (int s : spec.storages) input.bytes += graph.storages[s].bytes.eval(graph.tokens, load);
+  input.bytes = graph.unit_bytes(unit, load);
   if (input.bytes == 0) return 0;
   const ResidencySpec& chosen = residencies()[residency];
   if (chosen.needs_rebuild) {

@@ -38,6 +38,13 @@ int64_t roofline_ns(const OpWork& work, Dtype dtype, const SystemSpec& system) {
   return system.launch_ns + static_cast<int64_t>(std::ceil(busy_s * 1e9));
 }
 
+void set_copy_rates(const SystemSpec& system, CostTable& costs) {
+  costs.d2h_bytes_per_s = system.d2h_bytes_per_s;
+  costs.h2d_bytes_per_s = system.h2d_bytes_per_s;
+  costs.copy_hidden_fraction = system.copy_hidden_fraction;
+  costs.encode_bytes_per_s = system.encode_bytes_per_s;
+}
+
 CostTable roofline_costs(const Graph& graph, const ModelSpec& spec,
                          const NativeGraphOptions& options, const SystemSpec& system) {
   CostTable costs;
@@ -58,10 +65,7 @@ CostTable roofline_costs(const Graph& graph, const ModelSpec& spec,
     };
     costs.rebuild[u] = sample(work, options.dtype, system);
   }
-  costs.d2h_bytes_per_s = system.d2h_bytes_per_s;
-  costs.h2d_bytes_per_s = system.h2d_bytes_per_s;
-  costs.copy_hidden_fraction = system.copy_hidden_fraction;
-  costs.encode_bytes_per_s = system.encode_bytes_per_s;
+  set_copy_rates(system, costs);
   return costs;
 }
 

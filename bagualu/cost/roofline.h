@@ -9,6 +9,9 @@ namespace bagualu {
 /// max(flops / (peak * efficiency), memory bytes / bandwidth, link bytes / link) + launch.
 int64_t roofline_ns(const OpWork& work, Dtype dtype, const SystemSpec& system);
 
+/// Copies to and from the host, and encoding, at the machine's rates.
+void set_copy_rates(const SystemSpec& system, CostTable& costs);
+
 /// Cost table of a native graph from a machine's rates, for where no profile has been taken.
 /// Requires: graph = build_native_graph(spec, options).
 /// Source: docs/design.md, "Cost".

@@ -143,6 +143,12 @@ const LayerLoad& Graph::load_of(int layer, const std::vector<LayerLoad>& loads) 
   return layer < 0 ? kNone : loads[layer];
 }
 
+int64_t Graph::unit_bytes(int unit, const LayerLoad& load) const {
+  int64_t bytes = 0;
+  for (int s : units[unit].storages) bytes += storages[s].bytes.eval(tokens, load);
+  return bytes;
+}
+
 std::vector<int64_t> Graph::storage_bytes(const std::vector<LayerLoad>& loads) const {
   std::vector<int64_t> bytes(storages.size());
   for (size_t s = 0; s < storages.size(); ++s) {

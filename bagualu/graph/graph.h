@@ -193,6 +193,8 @@ struct Graph {
 
   /// Bytes of every storage at these loads (one entry per layer; dense layers ignored).
   std::vector<int64_t> storage_bytes(const std::vector<LayerLoad>& loads) const;
+  /// Bytes of a unit's storages at the load of its layer.
+  int64_t unit_bytes(int unit, const LayerLoad& load) const;
   const LayerLoad& load_of(int layer, const std::vector<LayerLoad>& loads) const;
 };
 

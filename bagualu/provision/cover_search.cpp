@@ -264,12 +264,6 @@ bool CoverSearch::improve(const CoverProblem& problem, CoverChoice& choice) {
   return true;
 }
 
-int64_t CoverSearch::least_cost_ns(const CoverProblem& problem) {
-  load(problem, {});
-  order_groups();
-  return bound_ns(0);
-}
-
 // Groups that pay best at the hardest point come first: good solutions early, and the fractional
 // bound can be read off in order.
 void CoverSearch::order_groups() {

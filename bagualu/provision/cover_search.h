@@ -49,10 +49,6 @@ class CoverSearch {
   /// Returns: false if the need was not covered; `choice` is then the last attempt.
   bool improve(const CoverProblem& problem, CoverChoice& choice);
 
-  /// Least cost of covering the worst point if options could be taken in part: no choice is
-  /// cheaper.
-  int64_t least_cost_ns(const CoverProblem& problem);
-
   /// Exact depth-first branch and bound below `cost_ns`, the cost of a known solution.
   /// A leaf counts only if `accept(choice)` says yes. `max_nodes` bounds the work.
   /// Returns: true if a cheaper choice was found; `choice` and `cost_ns` are then set to the best.

@@ -71,6 +71,17 @@ LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, do
   return {scale(balanced.rows, worst_case.rows), scale(balanced.piece_rows, worst_case.piece_rows)};
 }
 
+void reach_gate(const ProvisionContext& context, int gate, const std::vector<LayerLoad>& loads,
+                std::vector<LayerLoad>& known, GateInput& input) {
+  input.gate = gate;
+  input.load_imbalance = 1.0;
+  if (gate < 0) return;
+  const auto layer = static_cast<size_t>(context.graph->gates[static_cast<size_t>(gate)].layer);
+  known[layer] = loads[layer];
+  input.load_imbalance = static_cast<double>(loads[layer].rows) /
+                         static_cast<double>(std::max<int64_t>(1, context.balanced.rows));
+}
+
 DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& policy,
                                   const std::vector<LayerLoad>& loads) {
   const Graph& graph = *context.graph;
@@ -81,18 +92,11 @@ DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& polic
   Plan plan = uniform_plan(graph, kSave);
   GateInput input;
   for (int gate = -1;;) {
-    input.gate = gate;
     input.state = &state;
     input.plan = &plan;
     input.loads = &known;
     input.memory = run.memory;
-    input.load_imbalance = 1.0;
-    if (gate >= 0) {
-      const auto layer = static_cast<size_t>(graph.gates[static_cast<size_t>(gate)].layer);
-      known[layer] = loads[layer];
-      input.load_imbalance = static_cast<double>(loads[layer].rows) /
-                             static_cast<double>(std::max<int64_t>(1, context.balanced.rows));
-    }
+    reach_gate(context, gate, loads, known, input);
     run.decisions.push_back(policy.decide(input));
     plan = run.decisions.back().plan;
     keep_past_choices(graph, state, plan);

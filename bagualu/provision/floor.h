@@ -27,6 +27,12 @@ Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flig
 /// `factor` times the balanced load, rounded up and cut off at the worst case.
 LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, double factor);
 
+/// What a driver tells a policy at gate `gate` (-1: before the first op): the layer's real load is
+/// known from now on.
+/// Units:   load_imbalance = rows / balanced.rows
+void reach_gate(const ProvisionContext& context, int gate, const std::vector<LayerLoad>& loads,
+                std::vector<LayerLoad>& known, GateInput& input);
+
 /// One micro-batch driven through all its gates as the runtime does it.
 struct DrivenMicrobatch {
   MemoryReplay memory;              ///< peaks really reached, host included

@@ -155,14 +155,6 @@ bool Frontier::never_worse(const FrontierComponent& component, const FrontierOpt
   return x.fixed_bytes <= y.fixed_bytes && x.compute_ns <= y.compute_ns;
 }
 
-int64_t Frontier::unit_bytes(int unit, const LayerLoad& load) const {
-  int64_t bytes = 0;
-  for (int s : graph_.units[unit].storages) {
-    bytes += graph_.storages[s].bytes.eval(graph_.tokens, load);
-  }
-  return bytes;
-}
-
 int64_t Frontier::encoded_bytes(int unit, const ResidencySpec& choice,
                                 const LayerLoad& load) const {
   int64_t bytes = 0;
@@ -176,7 +168,7 @@ int64_t Frontier::encoded_bytes(int unit, const ResidencySpec& choice,
 }
 
 int64_t Frontier::least_kept_bytes(int unit, const LayerLoad& load) const {
-  int64_t least = unit_bytes(unit, load);
+  int64_t least = graph_.unit_bytes(unit, load);
   for (const ResidencySpec& choice : residencies()) {
     if (choice.retire != Retire::kEncode || !allowed(unit, choice)) continue;
     least = std::min(least, encoded_bytes(unit, choice, load));
@@ -197,7 +189,7 @@ OptionValue Frontier::value(const FrontierComponent& component, const FrontierOp
     switch (spec.retire) {
       case Retire::kKeep:
       case Retire::kOffload:
-        value.retained_bytes += unit_bytes(unit, load);
+        value.retained_bytes += graph_.unit_bytes(unit, load);
         break;
       case Retire::kDrop:
         if (closures_[static_cast<size_t>(unit)].empty()) {
@@ -205,12 +197,7 @@ OptionValue Frontier::value(const FrontierComponent& component, const FrontierOp
         }
         break;
       case Retire::kEncode:
-        for (int s : graph_.units[unit].storages) {
-          const StorageSpec& storage = graph_.storages[s];
-          value.fixed_bytes += round_up(spec.device_bytes(storage.bytes.eval(graph_.tokens, load),
-                                                          storage.lossy_element_bytes),
-                                        kAllocationGranularity);
-        }
+        value.fixed_bytes += encoded_bytes(unit, spec, load);
         value.compute_ns += own_ns(unit, option.choice[i], load);
         break;
     }

@@ -57,7 +57,6 @@ class Frontier {
   /// Units that are always resident.
   const std::vector<int>& pinned() const { return pinned_; }
 
-  int64_t unit_bytes(int unit, const LayerLoad& load) const;
   /// Least that the unit holds on the device if it is neither dropped nor offloaded.
   int64_t least_kept_bytes(int unit, const LayerLoad& load) const;
   /// Price and bytes of an option of `component` at its layer's load.

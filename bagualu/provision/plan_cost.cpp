@@ -37,10 +37,7 @@ int64_t unit_cost_ns(const ProvisionContext& context, const std::vector<LayerLoa
   const LayerLoad& load = graph.load_of(graph.units[unit].layer, loads);
   const int64_t own = cost.residency_ns(graph, unit, residency, load);
   if (residencies()[residency].retire != Retire::kOffload || (!drains_now && prefetch)) return own;
-  int64_t bytes = 0;
-  for (int s : graph.units[unit].storages) {
-    bytes += graph.storages[s].bytes.eval(graph.tokens, load);
-  }
+  const int64_t bytes = graph.unit_bytes(unit, load);
   const int64_t waited = (drains_now ? transfer_ns(bytes, cost.d2h_bytes_per_s) : 0) +
                          (prefetch ? 0 : transfer_ns(bytes, cost.h2d_bytes_per_s));
   const double hidden = std::clamp(cost.copy_hidden_fraction, 0.0, 1.0);

@@ -168,6 +168,19 @@ void PlanSearch::build_pool(int point, bool wide) {
   pool_.budget_bytes = all - std::max<int64_t>(0, high_[point] - context_.activation_budget_bytes);
 }
 
+// Carries the choice out and fills exact_. What raised needs may have taken too much is taken back.
+// Returns: true if it fits; the result then has its price.
+bool PlanSearch::replay_chosen(const GateInput& input, const Plan& base,
+                               const std::vector<int>& chosen, bool raised, SearchResult& result) {
+  apply(input, base, chosen, result);
+  result.prediction = predictor_.profile(after_demotion(input, result), result.plan, exact_);
+  result.found = predictor_.fits(result.prediction);
+  if (!result.found) return false;
+  if (raised) take_back(input, base, result);
+  price(input, result);
+  return true;
+}
+
 // pool_solution_ covers the hardest point. Replays tell whether other points miss bytes.
 SearchResult PlanSearch::cover_one_point(const GateInput& input, const Plan& base) {
   SearchResult result;
@@ -176,14 +189,7 @@ SearchResult PlanSearch::cover_one_point(const GateInput& input, const Plan& bas
     for (int option : pool_solution_.choice) {
       if (pool_option_[option] >= 0) chosen.push_back(pool_option_[option]);
     }
-    apply(input, base, chosen, result);
-    result.prediction = predictor_.profile(after_demotion(input, result), result.plan, exact_);
-    result.found = predictor_.fits(result.prediction);
-    if (result.found) {
-      if (round > 0) take_back(input, base, result);
-      price(input, result);
-      return result;
-    }
+    if (replay_chosen(input, base, chosen, round > 0, result)) return result;
     const int next = hardest_point(exact_, input.state->next_op);
     if (!raise_needs(chosen)) break;
     build_pool(next, /*wide=*/false);
@@ -210,14 +216,7 @@ SearchResult PlanSearch::cover_all_points(const GateInput& input, const Plan& ba
     CoverChoice choice;
     if (!cover_.improve(problem_, choice)) break;
     const std::vector<int> chosen = chosen_options(choice);
-    apply(input, base, chosen, result);
-    result.prediction = predictor_.profile(after_demotion(input, result), result.plan, exact_);
-    result.found = predictor_.fits(result.prediction);
-    if (result.found) {
-      if (round > 0) take_back(input, base, result);
-      price(input, result);
-      break;
-    }
+    if (replay_chosen(input, base, chosen, round > 0, result)) break;
     if (!raise_needs(chosen)) break;
   }
   if (known.found && (!result.found || known.cost_ns <= result.cost_ns)) result = std::move(known);

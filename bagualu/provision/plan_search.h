@@ -61,6 +61,8 @@ class PlanSearch {
 
   void prepare(const GateInput& input, const Plan& base, const SearchScope& scope,
                bool same_profile);
+  bool replay_chosen(const GateInput& input, const Plan& base, const std::vector<int>& chosen,
+                     bool raised, SearchResult& result);
   SearchResult cover_one_point(const GateInput& input, const Plan& base);
   SearchResult cover_all_points(const GateInput& input, const Plan& base, SearchResult known);
   int64_t accepted_gap(int64_t cost_ns) const;

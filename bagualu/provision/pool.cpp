@@ -37,12 +37,16 @@ PoolTolerance PoolTolerance::at_gate() {
   return tolerance;
 }
 
+int64_t link_ns(double ns_per_byte, int64_t bytes) {
+  if (bytes <= 0) return 0;
+  return static_cast<int64_t>(std::ceil(ns_per_byte * static_cast<double>(bytes)));
+}
+
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow) {
-  if (overflow <= 0) return 0;
-  if (overflow > problem.overflow_limit_bytes) {
+  if (overflow > 0 && overflow > problem.overflow_limit_bytes) {
     return PoolTotals::kInfeasible + overflow - problem.overflow_limit_bytes;
   }
-  return static_cast<int64_t>(std::ceil(problem.link_ns_per_byte * static_cast<double>(overflow)));
+  return link_ns(problem.link_ns_per_byte, overflow);
 }
 
 void PoolTotals::load(const PoolProblem& problem, const std::vector<int>& choice) {

@@ -97,6 +97,9 @@ class PoolTotals {
   int64_t fixed_ = 0;
 };
 
+/// Price of `bytes` past the free ones, rounded up.
+int64_t link_ns(double ns_per_byte, int64_t bytes);
+
 /// Price of `overflow` bytes, rounded up; past the limit PoolTotals::kInfeasible and by how much.
 int64_t overflow_ns(const PoolProblem& problem, int64_t overflow);
 

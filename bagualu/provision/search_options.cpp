@@ -66,9 +66,7 @@ void SearchOptions::collect_resting(const GateInput& input, int index) {
     option.unit = u;
     option.residency = residency;
     const LayerLoad& load = graph_.load_of(graph_.units[u].layer, *resting.loads);
-    for (int s : graph_.units[u].storages) {
-      option.freed_bytes += graph_.storages[s].bytes.eval(graph_.tokens, load);
-    }
+    option.freed_bytes = graph_.unit_bytes(u, load);
     if (option.freed_bytes == 0) continue;
     if (residencies()[residency].retire == Retire::kOffload) {
       option.host_bytes = option.freed_bytes;

@@ -105,15 +105,8 @@ class StageDriver {
 
   void describe_gate(int gate, const std::vector<LayerLoad>& loads, std::vector<LayerLoad>& known,
                      GateInput& input) const {
-    input.gate = gate;
     input.memory = run_.memory;
-    input.load_imbalance = 1.0;
-    if (gate >= 0) {
-      const auto layer = static_cast<size_t>(graph_.gates[static_cast<size_t>(gate)].layer);
-      known[layer] = loads[layer];
-      input.load_imbalance = static_cast<double>(loads[layer].rows) /
-                             static_cast<double>(std::max<int64_t>(1, context_.balanced.rows));
-    }
+    reach_gate(context_, gate, loads, known, input);
     input.resting.clear();
     input.resting_bytes = input.least_resting_bytes = 0;
     for (const InFlight& other : flight_) {

@@ -1,7 +1,6 @@
 #include "bagualu/provision/stage_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "bagualu/base/error.h"
@@ -12,11 +11,6 @@ namespace {
 constexpr int kMaxSpares = 3;
 
 }  // namespace
-
-int64_t link_ns(double ns_per_byte, int64_t bytes) {
-  if (bytes <= 0) return 0;
-  return static_cast<int64_t>(std::ceil(ns_per_byte * static_cast<double>(bytes)));
-}
 
 StagePlanner::StagePlanner(const Graph& graph, const CostTable& cost, bool allow_quantise)
     : graph_(graph), frontier_(graph, cost, allow_quantise) {
@@ -48,7 +42,7 @@ void StagePlanner::load_slot(const StageMicrobatch& microbatch, Slot& slot) {
   }
   slot.pinned_bytes = 0;
   for (int u : frontier_.pinned()) {
-    slot.pinned_bytes += frontier_.unit_bytes(u, graph_.load_of(graph_.units[u].layer, loads));
+    slot.pinned_bytes += graph_.unit_bytes(u, graph_.load_of(graph_.units[u].layer, loads));
   }
   slot.loads = loads;
 }
@@ -92,7 +86,7 @@ void StagePlanner::plan(const StageProblem& problem, StagePlan& result) {
     load_slot(problem.microbatches[m], slots_[m]);
   }
   build_pool(problem, /*cap_windows=*/true);
-  solve_and_pack(problem, 0, result);
+  solve_and_pack(problem, 0, tolerance_, result);
   result.bound_ns = solution_.bound_ns;
   ns_per_byte_ = solution_.ns_per_byte;
   if (problem.host_budget_bytes > 0 && result.bound_ns > 0) {
@@ -137,7 +131,7 @@ void StagePlanner::avoid_codes_in_windows(const StageProblem& problem, StagePlan
     }
   }
   attempt_.bound_ns = result.bound_ns;
-  solve_and_pack(problem, 0, attempt_);
+  solve_and_pack(problem, 0, tolerance_, attempt_);
   build_pool(problem, /*cap_windows=*/true);
   if (attempt_.feasible && (!result.feasible || attempt_.exposed_ns < result.exposed_ns)) {
     std::swap(result, attempt_);
@@ -150,9 +144,7 @@ void StagePlanner::fill_windows(const StageProblem& problem, StagePlan& result) 
   for (int attempt = 0; attempt < kMaxSpares && solution_.feasible; ++attempt) {
     const int64_t spare = unfilled_bytes(problem, result);
     if (spare <= 0) return;
-    const PoolTolerance tolerance = std::exchange(tolerance_, without_closing(tolerance_));
-    solve_and_pack(problem, spare, attempt_);
-    tolerance_ = tolerance;
+    solve_and_pack(problem, spare, without_closing(tolerance_), attempt_);
     if (!solution_.feasible) return;
     const bool better =
         attempt_.feasible && (!result.feasible || attempt_.exposed_ns < result.exposed_ns);
@@ -177,11 +169,11 @@ int64_t StagePlanner::unfilled_bytes(const StageProblem& problem, const StagePla
 }
 
 void StagePlanner::solve_and_pack(const StageProblem& problem, int64_t spare_bytes,
-                                  StagePlan& result) {
+                                  const PoolTolerance& tolerance, StagePlan& result) {
   const int64_t budget = pool_.budget_bytes;
   pool_.budget_bytes -= spare_bytes;
   last_spare_ = spare_bytes;
-  solver_.solve(pool_, tolerance_, solution_);
+  solver_.solve(pool_, tolerance, solution_);
   pool_.budget_bytes = budget;
   carry_out(problem, result);
 }
@@ -215,8 +207,8 @@ bool StagePlanner::pack(const StageProblem& problem, StagePlan& result) {
     for (size_t u = 0; u < graph_.units.size(); ++u) {
       if (graph_.units[u].pinned || result.plans[m].residency[u] != kSave) continue;
       const LayerLoad& load = graph_.load_of(graph_.units[u].layer, *problem.microbatches[m].loads);
-      items_.push_back({static_cast<int>(m), static_cast<int>(u),
-                        frontier_.unit_bytes(static_cast<int>(u), load)});
+      items_.push_back(
+          {static_cast<int>(m), static_cast<int>(u), graph_.unit_bytes(static_cast<int>(u), load)});
     }
   }
   int64_t held = pinned_sum_;
@@ -248,9 +240,9 @@ void StagePlanner::price(const StageProblem& problem, StagePlan& result) const {
     }
     for (size_t u = 0; u < graph_.units.size(); ++u) {
       if (result.plans[m].residency[u] != kOffload) continue;
-      result.offloaded_bytes[m] += frontier_.unit_bytes(
-          static_cast<int>(u),
-          graph_.load_of(graph_.units[u].layer, *problem.microbatches[m].loads));
+      result.offloaded_bytes[m] +=
+          graph_.unit_bytes(static_cast<int>(u),
+                            graph_.load_of(graph_.units[u].layer, *problem.microbatches[m].loads));
     }
     host += result.offloaded_bytes[m];
     const StageMicrobatch& limits = problem.microbatches[m];

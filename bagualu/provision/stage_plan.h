@@ -63,7 +63,8 @@ class StagePlanner {
 
   void load_slot(const StageMicrobatch& microbatch, Slot& slot);
   void build_pool(const StageProblem& problem, bool cap_windows);
-  void solve_and_pack(const StageProblem& problem, int64_t spare_bytes, StagePlan& result);
+  void solve_and_pack(const StageProblem& problem, int64_t spare_bytes,
+                      const PoolTolerance& tolerance, StagePlan& result);
   int64_t unfilled_bytes(const StageProblem& problem, const StagePlan& result) const;
   bool good_enough(const StagePlan& result) const;
   void avoid_codes_in_windows(const StageProblem& problem, StagePlan& result);
@@ -122,8 +123,5 @@ class StagePlanner {
   TensorSearch tensor_search_;
   std::vector<StubbornItem> stubborn_;
 };
-
-/// Price of `bytes` past the free ones, rounded up.
-int64_t link_ns(double ns_per_byte, int64_t bytes);
 
 }  // namespace bagualu

@@ -61,7 +61,7 @@ void StagePlanner::force_largest(const StageProblem& problem, StagePlan& result)
   if (largest.size() > static_cast<size_t>(tolerance_.max_forced)) {
     largest.resize(static_cast<size_t>(tolerance_.max_forced));
   }
-  const PoolTolerance tolerance = std::exchange(tolerance_, without_closing(tolerance_));
+  const PoolTolerance tolerance = without_closing(tolerance_);
   for (const auto& [bytes, g] : largest) {
     const PoolGroup group = pool_.groups[g];
     const int has = pool_choice(result)[static_cast<size_t>(g)];
@@ -69,7 +69,7 @@ void StagePlanner::force_largest(const StageProblem& problem, StagePlan& result)
       if (o == has) continue;
       pool_.groups[g].first_option = o;
       pool_.groups[g].end_option = o + 1;
-      solver_.solve(pool_, tolerance_, solution_);
+      solver_.solve(pool_, tolerance, solution_);
       pool_.groups[g] = group;
       if (!solution_.feasible) continue;
       carry_out(problem, attempt_);
@@ -78,7 +78,6 @@ void StagePlanner::force_largest(const StageProblem& problem, StagePlan& result)
       std::swap(result, attempt_);
     }
   }
-  tolerance_ = tolerance;
   solution_.feasible = true;
 }
 
@@ -161,7 +160,7 @@ void StagePlanner::add_tensor_options(int component, int microbatch, const Stage
       for (size_t i = 0; i < retained.size(); ++i) {
         if (every_set ? (set >> i & 1u) == 0 : set == 0) continue;
         choice.offloaded |= 1u << retained[i];
-        link += frontier_.unit_bytes(spec.units[static_cast<size_t>(retained[i])], load);
+        link += graph_.unit_bytes(spec.units[static_cast<size_t>(retained[i])], load);
       }
       const TensorOption option{value.bytes() - link, link, value.compute_ns};
       const auto never_better = [&](const TensorOption& a) {
@@ -222,7 +221,7 @@ bool StagePlanner::take_least(const StageProblem& problem, StagePlan& result) {
     for (int u = 0; u < static_cast<int>(graph_.units.size()); ++u) {
       if (graph_.units[u].pinned || graph_.units[u].rebuild != Rebuild::kNever) continue;
       const LayerLoad& load = graph_.load_of(graph_.units[u].layer, *microbatch.loads);
-      stubborn_.push_back({static_cast<int>(m), u, frontier_.unit_bytes(u, load),
+      stubborn_.push_back({static_cast<int>(m), u, graph_.unit_bytes(u, load),
                            frontier_.least_kept_bytes(u, load)});
     }
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bagualu/provision/pool.h"
+
 namespace bagualu {
 namespace {
 
@@ -95,11 +97,8 @@ int64_t TensorSearch::past_window(int microbatch, const Sums& sums) const {
 
 int64_t TensorSearch::exposed_ns(int microbatch, const Sums& sums) const {
   const int64_t past = sums.link - problem_->window_bytes[microbatch];
-  const int64_t link =
-      past > 0
-          ? static_cast<int64_t>(std::ceil(problem_->link_ns_per_byte * static_cast<double>(past)))
-          : 0;
-  return link + std::max<int64_t>(0, sums.ns - problem_->bubble_ns[microbatch]);
+  return link_ns(problem_->link_ns_per_byte, past) +
+         std::max<int64_t>(0, sums.ns - problem_->bubble_ns[microbatch]);
 }
 
 // A choice that does not fit counts by how far it is from fitting, above every one that does.

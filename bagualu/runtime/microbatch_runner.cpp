@@ -23,7 +23,7 @@ Plan evaluation_plan(const Graph& graph) {
 
 MicrobatchRunner::MicrobatchRunner(const Graph& graph, Executor& executor, DeviceArena& arena,
                                    HostArena& host)
-    : graph_(graph), executor_(executor), arena_(arena), host_(host) {}
+    : graph_(graph), dependence_(graph), executor_(executor), arena_(arena), host_(host) {}
 
 MicrobatchReport MicrobatchRunner::train(const MicrobatchInput& input, Policy& policy,
                                          const LayerLoad& balanced) {
@@ -55,7 +55,7 @@ MicrobatchReport MicrobatchRunner::train_open(Policy& policy, const LayerLoad& b
     if (gate < 0) break;
     const int layer = graph_.gates[gate].layer;
     loads_[layer] = executor_.routing(layer).load;
-    update_layer(graph_, layer, loads_[layer], table_);
+    update_layer(graph_, dependence_, layer, loads_[layer], table_);
     begin = timeline_.size();
     decide(policy, gate, report);
     append_demotions(graph_, plan_, state_, timeline_);

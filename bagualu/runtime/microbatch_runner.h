@@ -69,6 +69,7 @@ class MicrobatchRunner {
   void run_segment(size_t begin, MicrobatchReport& report);
 
   const Graph& graph_;
+  const LoadDependence dependence_;
   Executor& executor_;
   DeviceArena& arena_;
   HostArena& host_;

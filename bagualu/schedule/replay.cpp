@@ -142,15 +142,6 @@ MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads
   return table;
 }
 
-void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTable& table) {
-  for (size_t s = 0; s < graph.storages.size(); ++s) {
-    if (graph.storages[s].layer == layer) fill_storage(graph, s, load, table);
-  }
-  for (size_t i = 0; i < graph.ops.size(); ++i) {
-    if (graph.ops[i].layer == layer) fill_op(graph, i, load, table);
-  }
-}
-
 LoadDependence::LoadDependence(const Graph& graph)
     : storages(static_cast<size_t>(graph.layers)),
       ops(static_cast<size_t>(graph.layers)),

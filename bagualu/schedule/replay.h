@@ -18,9 +18,6 @@ struct MemoryTable {
 };
 
 MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads);
-/// Recomputes the entries of one layer, after its gate.
-void update_layer(const Graph& graph, int layer, const LayerLoad& load, MemoryTable& table);
-
 /// Which entries of a memory table depend on routed loads, by layer; built once per graph.
 struct LoadDependence {
   explicit LoadDependence(const Graph& graph);
@@ -31,7 +28,7 @@ struct LoadDependence {
   std::vector<uint8_t> op_depends;         ///< by op
 };
 
-/// As above, touching only what depends on the load.
+/// Recomputes the entries of one layer that depend on its load, after its gate.
 void update_layer(const Graph& graph, const LoadDependence& dependence, int layer,
                   const LayerLoad& load, MemoryTable& table);
 

@@ -198,7 +198,7 @@ TEST(Replay, UpdatingALayerEqualsABuiltTable) {
   std::vector<LayerLoad> loads(3, {.rows = 40, .piece_rows = 16});
   MemoryTable table = memory_table(graph, loads);
   loads[1] = {.rows = 999, .piece_rows = 30};
-  update_layer(graph, 1, loads[1], table);
+  update_layer(graph, LoadDependence(graph), 1, loads[1], table);
   const MemoryTable built = memory_table(graph, loads);
   EXPECT_EQ(table.storage_bytes, built.storage_bytes);
   EXPECT_EQ(table.piece_bytes, built.piece_bytes);
