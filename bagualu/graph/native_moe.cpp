@@ -393,9 +393,9 @@ class Builder {
 }  // namespace
 
 Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& options) {
-  if (spec.has_mla()) {
-    throw InvalidInput("model", "kv_lora_rank", std::to_string(spec.kv_lora_rank),
-                       "0: no operator of the runtime computes latent attention (MLA)");
+  if (const std::string feature = planned_only_feature(spec); !feature.empty()) {
+    throw InvalidInput("model", "model", feature,
+                       "a model that the runtime computes: no operator of it knows this");
   }
   return Builder(spec, options).build();
 }

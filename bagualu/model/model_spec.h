@@ -20,11 +20,12 @@
 
 namespace bagualu {
 
-/// A decoder-only transformer with grouped-query attention, RMSNorm, RoPE and gated (SiLU) MLPs.
+/// A decoder-only transformer. By default with grouped-query attention, RMSNorm, RoPE and gated
+/// (SiLU) MLPs, which is what the runtime trains; the variants further down are for planning.
 struct ModelSpec {
   std::string name;  ///< for people; not interpreted
-  /// "native", "mixtral", "qwen3_moe": what it can be exported as; "deepseek_v2", "deepseek_v3",
-  /// "kimi_k2": planned, not trained or exported.
+  /// "native", "mixtral", "qwen3_moe": what it can be exported as; every other family of
+  /// model_families() is planned, not trained or exported.
   std::string family = "native";
   int64_t layers = 0;
   int64_t hidden = 0;  ///< multiple of 16
@@ -32,8 +33,8 @@ struct ModelSpec {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;  ///< of queries and keys; multiple of 16
   int64_t vocab = 0;
-  int64_t dense_ffn = 0;  ///< multiple of 16; 0 if no layer is dense
-  int64_t experts = 0;
+  int64_t dense_ffn = 0;           ///< multiple of 16; 0 if no layer is dense
+  int64_t experts = 0;             ///< 0: every layer is dense (planning only)
   int64_t top_k = 0;               ///< at most experts
   int64_t expert_ffn = 0;          ///< multiple of 16
   int64_t shared_ffn = 0;          ///< multiple of 16; 0 if there is no shared expert
@@ -42,12 +43,29 @@ struct ModelSpec {
   bool norm_topk_prob = true;      ///< the top-k probabilities of a token are scaled to sum 1
   // Multi-head latent attention (MLA): queries, and keys with values, go through a narrow latent
   // with an RMSNorm of its own; a key is a part without RoPE beside one rotated part that all heads
-  // share. All five 0 = no MLA. With MLA: kv_heads = heads, head_dim = qk_nope + qk_rope.
-  int64_t q_lora_rank = 0;       ///< width of the queries' latent; multiple of 16
+  // share. kv_lora_rank 0 = no MLA. With MLA: kv_heads = heads, head_dim = qk_nope + qk_rope.
+  int64_t q_lora_rank = 0;       ///< width of the queries' latent; multiple of 16; 0 with MLA: none
   int64_t kv_lora_rank = 0;      ///< width of the keys' and values' latent; multiple of 16
   int64_t qk_nope_head_dim = 0;  ///< part of head_dim without RoPE; multiple of 16
   int64_t qk_rope_head_dim = 0;  ///< part of head_dim with RoPE; multiple of 16
   int64_t v_head_dim = 0;        ///< multiple of 16
+  // Variants of planned models; the runtime trains none of them (planned_only_feature()).
+  bool gated_mlp = true;         ///< false: fc1 makes one ffn width (GELU, squared ReLU), not two
+  bool layer_norm = false;       ///< LayerNorm with a bias in place of RMSNorm
+  bool tied_embeddings = false;  ///< the head multiplies by the embedding's matrix
+  bool qkv_bias = false;
+  bool attn_out_bias = false;
+  bool mlp_bias = false;            ///< of dense, shared and expert MLPs
+  bool router_bias = false;         ///< a trained bias on the router's scores
+  bool qk_norm_full_width = false;  ///< with qk_norm: one norm over all heads together
+  bool qk_norm_weightless = false;  ///< with qk_norm: the norm has no parameters
+  bool attn_sinks = false;          ///< one trained scalar per query head beside the scores
+  bool shared_gate = false;         ///< a trained scalar gate per token on the shared expert
+  int64_t mtp_layers = 0;           ///< multi-token prediction layers behind the last layer
+  int64_t learned_positions = 0;    ///< rows of a learned position embedding; 0: none
+  /// Tokens a windowed layer attends to; 0: every layer attends to all. Changes time, not bytes.
+  int64_t attention_window = 0;
+  std::vector<uint8_t> windowed_layer;  ///< one per layer if attention_window > 0, else empty
   double rms_eps = 1e-6;
   double rope_theta = 10000.0;
   double dropout = 0.0;        ///< hidden-state dropout after attn_proj and after the MLP, [0, 1)
@@ -60,6 +78,9 @@ struct ModelSpec {
   bool is_moe(int64_t layer) const { return moe_layer[static_cast<size_t>(layer)] != 0; }
   int64_t moe_layers() const;
   bool has_mla() const { return kv_lora_rank > 0; }
+  bool has_moe() const { return experts > 0; }
+  /// Columns of fc1 over the columns of its activation: 2 if gated.
+  int64_t fc1_factor() const { return gated_mlp ? 2 : 1; }
   int64_t rope_dim() const { return has_mla() ? qk_rope_head_dim : head_dim; }
   int64_t attn_out_width() const { return heads * (has_mla() ? v_head_dim : head_dim); }
   int64_t kv_down_width() const { return kv_lora_rank + qk_rope_head_dim; }        ///< MLA
@@ -68,6 +89,12 @@ struct ModelSpec {
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
 };
+
+/// Names a reader may give ModelSpec::family.
+const std::vector<std::string>& model_families();
+
+/// What of this spec the runtime cannot train, as "latent attention (MLA)"; empty if it can.
+std::string planned_only_feature(const ModelSpec& spec);
 
 /// Throws InvalidInput(where) if a field is out of range or fields contradict each other.
 void validate(const ModelSpec& spec, const std::string& where);

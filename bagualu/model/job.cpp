@@ -1,0 +1,359 @@
+#include "bagualu/model/job.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <map>
+#include <utility>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+constexpr int64_t kMaxSize = int64_t{1} << 20;
+
+struct KindName {
+  PipelineKind kind;
+  std::string_view name;
+};
+constexpr std::array<KindName, 8> kKinds = {{{PipelineKind::k1F1B, "1f1b"},
+                                             {PipelineKind::kInterleaved, "interleaved"},
+                                             {PipelineKind::kZbH1, "zb-h1"},
+                                             {PipelineKind::kZbH2, "zb-h2"},
+                                             {PipelineKind::kZbV, "zb-v"},
+                                             {PipelineKind::kVHalf, "v-half"},
+                                             {PipelineKind::kDualPipe, "dualpipe"},
+                                             {PipelineKind::kDualPipeV, "dualpipe-v"}}};
+
+int64_t parse_count(std::string_view text, const std::string& where, const std::string& field,
+                    int64_t max = kMaxSize) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 1 || value > max) {
+    throw InvalidInput(where, field, std::string(text),
+                       fmt::format("an integer from 1 to {}", max));
+  }
+  return value;
+}
+
+void needs(bool ok, const std::string& where, const char* field, std::string found,
+           std::string allowed) {
+  if (!ok) throw InvalidInput(where, field, std::move(found), std::move(allowed));
+}
+
+}  // namespace
+
+std::string_view pipeline_kind_name(PipelineKind kind) {
+  for (const KindName& entry : kKinds) {
+    if (entry.kind == kind) return entry.name;
+  }
+  BGL_CHECK(false, static_cast<int>(kind));
+  return {};
+}
+
+PipelineKind parse_pipeline_kind(std::string_view text, const std::string& where,
+                                 const std::string& field) {
+  std::string names;
+  for (const KindName& entry : kKinds) {
+    if (entry.name == text) return entry.kind;
+    names += (names.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  throw InvalidInput(where, field, std::string(text), names);
+}
+
+bool is_v_shaped(PipelineKind kind) {
+  return kind == PipelineKind::kZbV || kind == PipelineKind::kVHalf ||
+         kind == PipelineKind::kDualPipeV;
+}
+
+int64_t Job::padded_vocab() const {
+  const int64_t multiple = vocab_multiple * layout.tp;
+  return (model.vocab + multiple - 1) / multiple * multiple;
+}
+
+int64_t Job::rank_of_stage(int64_t stage) const {
+  if (is_v_shaped(pipeline)) return stage < layout.pp ? stage : 2 * layout.pp - 1 - stage;
+  return stage % layout.pp;
+}
+
+std::vector<int64_t> Job::stages_of_rank(int64_t pp_rank) const {
+  std::vector<int64_t> held;
+  for (int64_t stage = 0; stage < static_cast<int64_t>(stages.size()); ++stage) {
+    if (rank_of_stage(stage) == pp_rank) held.push_back(stage);
+  }
+  return held;
+}
+
+JobLayout parse_layout(std::string_view text, const std::string& where, const std::string& field) {
+  JobLayout layout;
+  int64_t dp = 1;
+  int64_t sp = -1;
+  std::map<std::string, int64_t*, std::less<>> keys = {
+      {"tp", &layout.tp}, {"cp", &layout.cp},   {"pp", &layout.pp}, {"vpp", &layout.vpp},
+      {"ep", &layout.ep}, {"etp", &layout.etp}, {"dp", &dp},        {"sp", &sp}};
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const size_t equals = part.find('=');
+    const std::string_view key = part.substr(0, equals);
+    const auto found = keys.find(key);
+    if (found == keys.end() || equals == std::string_view::npos) {
+      throw InvalidInput(where, field, std::string(part),
+                         "tp, cp, pp, vpp, ep, etp, dp or sp, each at most once, as tp=2,pp=4");
+    }
+    const std::string_view value = part.substr(equals + 1);
+    *found->second = key == "sp" && value == "0" ? 0 : parse_count(value, where, field);
+    keys.erase(found);
+    begin = end + 1;
+  }
+  layout.sequence_parallel = sp < 0 ? layout.tp > 1 : sp > 0;
+  layout.world_size = layout.tp * layout.cp * layout.pp * dp;
+  return layout;
+}
+
+std::string layout_text(const JobLayout& layout) {
+  std::string text =
+      fmt::format("tp={},cp={},pp={},vpp={},ep={},etp={},dp={}", layout.tp, layout.cp, layout.pp,
+                  layout.vpp, layout.ep, layout.etp, layout.dp());
+  if (layout.tp > 1 && !layout.sequence_parallel) text += ",sp=0";
+  return text;
+}
+
+std::vector<StageContent> default_stages(const ModelSpec& model, int64_t pp, int64_t per_rank) {
+  const int64_t count = pp * per_rank;
+  const int64_t each = (model.layers + count - 1) / count;
+  // The rest is missing from the last stage, then from the first, then from those behind it.
+  int64_t missing = each * count - model.layers;
+  std::vector<int64_t> layers(static_cast<size_t>(count), each);
+  for (int64_t turn = 0; missing > 0; ++turn) {
+    const int64_t place = turn % count;
+    const int64_t at = place == 0 ? count - 1 : place - 1;
+    if (layers[static_cast<size_t>(at)] == 0) continue;
+    --layers[static_cast<size_t>(at)];
+    --missing;
+  }
+  std::vector<StageContent> stages(static_cast<size_t>(count));
+  int64_t first = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    stages[s].first_layer = first;
+    stages[s].layer_count = layers[s];
+    first += layers[s];
+  }
+  stages.front().embedding = true;
+  stages.back().head = true;
+  stages.back().mtp_layers = model.mtp_layers;
+  return stages;
+}
+
+namespace {
+
+/// Unfolds repeats: "Et*2|(tt|)*2L" to "Ett|tt|tt|L".
+class LayoutUnfolder {
+ public:
+  LayoutUnfolder(std::string_view text, const std::string& where, const std::string& field)
+      : text_(text), where_(where), field_(field) {}
+
+  std::string unfold() {
+    std::string all = sequence(0);
+    if (at_ != text_.size()) fail("a layout with matching parentheses");
+    return all;
+  }
+
+ private:
+  static constexpr size_t kMaxSymbols = 1 << 16;
+
+  std::string sequence(int depth) {
+    std::string out;
+    while (at_ < text_.size() && text_[at_] != ')') {
+      std::string item;
+      const char symbol = text_[at_++];
+      if (symbol == '(') {
+        if (depth > 8) fail("at most 8 levels of parentheses");
+        item = sequence(depth + 1);
+        if (at_ >= text_.size()) fail("a layout with matching parentheses");
+        ++at_;
+      } else if (symbol == 'E' || symbol == 't' || symbol == 'm' || symbol == 'L' ||
+                 symbol == '|') {
+        item = symbol;
+      } else if (symbol == ',' || symbol == ' ') {
+        continue;
+      } else {
+        fail("E, t, m, L, |, ( ), *n");
+      }
+      const int64_t times = repeats();
+      if (item.size() * static_cast<size_t>(times) + out.size() > kMaxSymbols) {
+        fail("at most 65536 symbols");
+      }
+      for (int64_t i = 0; i < times; ++i) out += item;
+    }
+    return out;
+  }
+
+  int64_t repeats() {
+    if (at_ >= text_.size() || text_[at_] != '*') return 1;
+    const size_t begin = ++at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
+    return parse_count(text_.substr(begin, at_ - begin), where_, field_, 4096);
+  }
+
+  [[noreturn]] void fail(const char* allowed) const {
+    throw InvalidInput(where_, field_, std::string(text_), allowed);
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  const std::string& field_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::vector<StageContent> parse_stages(std::string_view text, const ModelSpec& model,
+                                       int64_t stages, const std::string& where,
+                                       const std::string& field) {
+  const std::string unfolded = LayoutUnfolder(text, where, field).unfold();
+  std::vector<StageContent> made(1);
+  int64_t layers = 0;
+  int64_t mtp = 0;
+  int64_t embeddings = 0;
+  int64_t heads = 0;
+  for (const char symbol : unfolded) {
+    StageContent& stage = made.back();
+    if (symbol == '|') {
+      made.push_back({.first_layer = layers});
+    } else if (symbol == 't') {
+      ++stage.layer_count;
+      ++layers;
+    } else if (symbol == 'm') {
+      ++stage.mtp_layers;
+      ++mtp;
+    } else if (symbol == 'E') {
+      stage.embedding = ++embeddings > 0;
+    } else {
+      stage.head = ++heads > 0;
+    }
+  }
+  const auto check = [&](bool ok, std::string found, std::string allowed) {
+    if (!ok) throw InvalidInput(where, field, std::move(found), std::move(allowed));
+  };
+  check(static_cast<int64_t>(made.size()) == stages, fmt::format("{} stages", made.size()),
+        fmt::format("{} stages (pp times the virtual stages of a rank)", stages));
+  check(layers == model.layers, fmt::format("{} t", layers),
+        fmt::format("{}, one per layer", model.layers));
+  check(mtp == model.mtp_layers, fmt::format("{} m", mtp),
+        fmt::format("{}, one per multi-token prediction layer", model.mtp_layers));
+  check(embeddings == 1 && made.front().embedding, fmt::format("{} E", embeddings),
+        "one E, in the first stage");
+  check(heads == 1 && made.back().head, fmt::format("{} L", heads), "one L, in the last stage");
+  return made;
+}
+
+std::string stages_text(const std::vector<StageContent>& stages) {
+  const auto run = [](char symbol, int64_t count) {
+    if (count == 0) return std::string();
+    return count == 1 ? std::string(1, symbol) : fmt::format("{}*{}", symbol, count);
+  };
+  std::string text;
+  for (const StageContent& stage : stages) {
+    if (!text.empty()) text += '|';
+    text += (stage.embedding ? "E" : "") + run('t', stage.layer_count) +
+            run('m', stage.mtp_layers) + (stage.head ? "L" : "");
+  }
+  return text;
+}
+
+namespace {
+
+void validate_layout(const Job& job, const std::string& where) {
+  const JobLayout& l = job.layout;
+  for (const auto& [field, value] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"world_size", l.world_size},
+                                                              {"tp", l.tp},
+                                                              {"cp", l.cp},
+                                                              {"pp", l.pp},
+                                                              {"vpp", l.vpp},
+                                                              {"ep", l.ep},
+                                                              {"etp", l.etp}}) {
+    needs(value >= 1 && value <= kMaxSize, where, field, fmt::format("{}", value),
+          fmt::format("an integer from 1 to {}", kMaxSize));
+  }
+  const int64_t model_ranks = l.tp * l.cp * l.pp;
+  needs(l.world_size % model_ranks == 0, where, "world_size", fmt::format("{}", l.world_size),
+        fmt::format("a multiple of tp * cp * pp = {}", model_ranks));
+  const int64_t of_stage = l.world_size / l.pp;
+  needs(of_stage % (l.ep * l.etp) == 0, where, "ep", fmt::format("ep * etp = {}", l.ep * l.etp),
+        fmt::format("a divisor of the ranks of a stage, world_size / pp = {}", of_stage));
+  const ModelSpec& m = job.model;
+  needs(m.heads % l.tp == 0, where, "tp", fmt::format("{}", l.tp),
+        fmt::format("a divisor of heads = {}", m.heads));
+  needs(m.has_mla() || m.kv_heads % l.tp == 0 || l.tp % m.kv_heads == 0, where, "tp",
+        fmt::format("{}", l.tp),
+        fmt::format("a divisor or a multiple of kv_heads = {}", m.kv_heads));
+  needs(m.dense_ffn % l.tp == 0 && m.shared_ffn % l.tp == 0, where, "tp", fmt::format("{}", l.tp),
+        "a divisor of dense_ffn and shared_ffn");
+  if (!m.has_moe()) {
+    needs(l.ep == 1 && l.etp == 1, where, "ep", fmt::format("ep * etp = {}", l.ep * l.etp),
+          "1, since the model has no experts");
+    return;
+  }
+  needs(m.experts % l.ep == 0, where, "ep", fmt::format("{}", l.ep),
+        fmt::format("a divisor of experts = {}", m.experts));
+  needs(m.expert_ffn % l.etp == 0, where, "etp", fmt::format("{}", l.etp),
+        fmt::format("a divisor of expert_ffn = {}", m.expert_ffn));
+}
+
+void validate_stages(const Job& job, const std::string& where) {
+  const int64_t per_rank = is_v_shaped(job.pipeline) ? 2 : job.layout.vpp;
+  needs(static_cast<int64_t>(job.stages.size()) == job.layout.pp * per_rank, where, "stages",
+        fmt::format("{}", job.stages.size()),
+        fmt::format("pp * {} = {}", per_rank, job.layout.pp * per_rank));
+  needs(!is_v_shaped(job.pipeline) || job.layout.vpp == 1 || job.layout.vpp == 2, where, "vpp",
+        fmt::format("{}", job.layout.vpp), "1 or 2, since the pipeline's order is V-shaped");
+  needs(job.pipeline == PipelineKind::kInterleaved || is_v_shaped(job.pipeline) ||
+            job.layout.vpp == 1,
+        where, "vpp", fmt::format("{}", job.layout.vpp),
+        fmt::format("1, since the pipeline's order is {}", pipeline_kind_name(job.pipeline)));
+  int64_t layers = 0;
+  for (const StageContent& stage : job.stages) {
+    needs(stage.first_layer == layers && stage.layer_count >= 0, where, "stages",
+          fmt::format("layer {}", stage.first_layer), fmt::format("layer {} next", layers));
+    layers += stage.layer_count;
+  }
+  needs(layers == job.model.layers, where, "stages", fmt::format("{} layers", layers),
+        fmt::format("{}", job.model.layers));
+}
+
+}  // namespace
+
+void validate(const Job& job, const std::string& where) {
+  validate(job.model, where);
+  validate_layout(job, where);
+  validate_stages(job, where);
+  const JobLayout& l = job.layout;
+  needs(job.micro_batch_size >= 1 && job.micro_batch_size <= kMaxSize, where, "micro_batch_size",
+        fmt::format("{}", job.micro_batch_size), "1 or more");
+  needs(job.seq >= 1 && job.seq <= INT32_MAX, where, "seq", fmt::format("{}", job.seq),
+        "1 or more");
+  needs(job.micro_batch_size * job.seq <= INT32_MAX, where, "micro_batch_size",
+        fmt::format("{} tokens", job.micro_batch_size * job.seq), "fewer than 2^31 tokens");
+  needs(job.seq % (l.cp * (l.sequence_parallel ? l.tp : 1)) == 0, where, "seq",
+        fmt::format("{}", job.seq), "a multiple of cp, and of cp * tp with sequence parallelism");
+  needs(job.microbatches >= 1 && job.microbatches <= kMaxSize, where, "microbatches",
+        fmt::format("{}", job.microbatches), "1 or more");
+  needs(job.pipeline != PipelineKind::kInterleaved || l.pp == 1 || job.microbatches % l.pp == 0,
+        where, "microbatches", fmt::format("{}", job.microbatches),
+        fmt::format("a multiple of pp = {}, as interleaving needs", l.pp));
+  const double factor = job.moe.capacity_factor;
+  const double least = job.model.has_moe() ? 1.0 / static_cast<double>(job.model.top_k) : 0;
+  needs(factor == 0 || (factor >= least && factor <= 4096), where, "moe.capacity_factor",
+        fmt::format("{}", factor),
+        fmt::format("0 (dropless), or {:.4g} (1 / top_k) to 4096", least));
+  needs(!job.moe.pad_to_capacity || factor > 0, where, "moe.pad_to_capacity", "true",
+        "false, since moe.capacity_factor is 0");
+  needs(job.offload.fraction >= 0 && job.offload.fraction <= 1, where, "offload.fraction",
+        fmt::format("{}", job.offload.fraction), "from 0 to 1");
+}
+
+}  // namespace bagualu
