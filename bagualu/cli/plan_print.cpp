@@ -6,7 +6,7 @@
 
 #include "bagualu/base/units.h"
 #include "bagualu/cli/plan_report.h"
-#include "bagualu/model/parameter_layout.h"
+#include "bagualu/model/parameters.h"
 
 namespace bagualu {
 namespace {

@@ -103,19 +103,6 @@ ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size) {
   return builder.take();
 }
 
-int64_t total_parameters(const ModelSpec& spec) {
-  int64_t total = 0;
-  for (const Parameter& parameter : parameter_layout(spec, 1).parameters) {
-    total += parameter.elements;
-  }
-  return total;
-}
-
-int64_t active_parameters(const ModelSpec& spec) {
-  const int64_t per_expert = 3 * spec.expert_ffn * spec.hidden;
-  return total_parameters(spec) - spec.moe_layers() * (spec.experts - spec.top_k) * per_expert;
-}
-
 std::vector<std::string> router_bias_names(const ModelSpec& spec) {
   std::vector<std::string> names;
   for (int64_t layer = 0; layer < spec.layers; ++layer) {

@@ -45,10 +45,6 @@ struct ParameterLayout {
 /// Requires: spec passed validate(), spec.experts % ep_size == 0.
 ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size);
 
-/// Parameters of the whole model, and those one token uses (top_k experts, shared expert included).
-int64_t total_parameters(const ModelSpec& spec);
-int64_t active_parameters(const ModelSpec& spec);
-
 /// Names of the non-trained router biases, "layers.{i}.router_bias" [experts] fp32, MoE layers
 /// only.
 std::vector<std::string> router_bias_names(const ModelSpec& spec);

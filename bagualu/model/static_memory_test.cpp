@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bagualu/base/error.h"
+#include "bagualu/model/parameters.h"
 
 namespace bagualu {
 namespace {
