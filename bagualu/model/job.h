@@ -114,6 +114,19 @@ struct MoeSettings {
   bool operator==(const MoeSettings&) const = default;
 };
 
+/// Communication that the framework was told to run beside compute.
+struct OverlapSettings {
+  bool tp = false;             ///< --tp-comm-overlap: collectives beside the GEMM they feed
+  bool p2p = true;             ///< interleaved only; off: --no-overlap-p2p-communication
+  bool expert = false;         ///< --overlap-moe-expert-parallel-comm
+  bool shared_expert = false;  ///< --moe-shared-expert-overlap: beside the exchange of rows
+  bool operator==(const OverlapSettings&) const = default;
+};
+
+/// --cp-comm-type: keys and values go round a ring, heads are exchanged, or keys and values are
+/// gathered.
+enum class CpExchange : uint8_t { kRing, kAllToAll, kAllGather };
+
 enum class CrossEntropy : uint8_t {
   kUnfused,      ///< Megatron's vocab-parallel cross entropy
   kFusedNative,  ///< --cross-entropy-loss-fusion with the native implementation
@@ -142,6 +155,8 @@ struct Job {
   bool accumulation_fusion = true;  ///< weight gradients are added to the buffer by the GEMM
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
+  OverlapSettings overlap;
+  CpExchange cp_exchange = CpExchange::kRing;
   CrossEntropy cross_entropy = CrossEntropy::kUnfused;
   int64_t vocab_multiple = 128;  ///< rows of the embedding are a multiple of it times tp
   OptimizerSettings optimizer;
