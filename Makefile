@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself (see scripts/setup). Run 'make help'.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core build bench bench-full coverage asan tsan format clean
+.PHONY: help demo test test-core build bench bench-full coverage asan tsan fuzz format clean
 
 # Optional: another package index for torch, see requirements.txt.
 TORCH_INDEX ?=
@@ -38,9 +38,13 @@ asan:  ## Core tests under AddressSanitizer and UBSan
 tsan:  ## Transfer engine and activation store under ThreadSanitizer
 	@scripts/sanitize tsan
 
+fuzz:  ## Fuzz the readers of files, a minute each (needs clang)
+	@for target in fuzz/*_fuzz.cpp; do \
+	  scripts/fuzz "$$(basename "$${target%_fuzz.cpp}")" || exit 1; done
+
 format:  ## Format our C++ with clang-format
 	@scripts/format
 
 clean:  ## Remove build folders and the virtual environment
-	rm -rf build build-core build-asan build-tsan build-coverage build-wheel .venv
+	rm -rf build build-core build-asan build-tsan build-coverage build-fuzz build-wheel .venv
 	rm -f python/bagualu/_runtime*.so

@@ -1,0 +1,27 @@
+// Model files: any bytes are read or refused with InvalidInput that names place and field, and what
+// is read can be counted and written.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "bagualu/base/error.h"
+#include "bagualu/base/json.h"
+#include "bagualu/model/model_spec.h"
+#include "bagualu/model/parameters.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace bagualu;  // NOLINT: one function
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  try {
+    const Json object = parse_json_object(text, "config.json");
+    const ModelSpec spec = object.contains("model_type")
+                               ? model_from_hf_config(object, "config.json")
+                               : model_from_json(object, "config.json");
+    BGL_CHECK(total_parameters(spec) >= active_parameters(spec) && mtp_parameters(spec) >= 0);
+    BGL_CHECK(model_from_json(to_json(spec), "written") == spec);
+  } catch (const InvalidInput& error) {
+    BGL_CHECK(error.where().starts_with("config.json") && !error.field().empty(), error.what());
+  }
+  return 0;
+}
