@@ -76,6 +76,8 @@ struct OptimizerSettings {
   /// Bytes of gradient held beside the buffer for the masters' step: 4 where the optimizer casts
   /// bf16 gradients, 0 where it reads the buffer (fp32 buffers).
   int64_t main_gradient_bytes = 0;
+  /// --num-distributed-optimizer-instances: masters and moments are split over dp / instances.
+  int64_t instances = 1;
   bool operator==(const OptimizerSettings&) const = default;
 };
 
@@ -103,6 +105,7 @@ struct OffloadSettings {
 
 struct MoeSettings {
   std::string dispatcher = "alltoall";  ///< "allgather", "alltoall", "flex"
+  std::string flex_backend = "deepep";  ///< of "flex": "deepep", "hybridep", "ncclep"
   double capacity_factor = 0;           ///< 0: dropless
   bool pad_to_capacity = false;         ///< --moe-pad-expert-input-to-capacity
   bool permute_fusion = false;
@@ -148,11 +151,13 @@ struct Job {
   PipelineKind pipeline = PipelineKind::k1F1B;
   int64_t micro_batch_size = 1;
   int64_t seq = 4096;
-  int64_t microbatches = 1;         ///< per step and replica
-  int64_t element_bytes = 2;        ///< of activations: bf16 or fp16; 4: fp32
-  bool fp8 = false;                 ///< GEMM inputs exist as FP8 copies
-  bool attention_unfused = false;   ///< scores and their softmax are kept
-  bool accumulation_fusion = true;  ///< weight gradients are added to the buffer by the GEMM
+  int64_t microbatches = 1;            ///< per step and replica
+  int64_t element_bytes = 2;           ///< of activations: bf16 or fp16; 4: fp32
+  bool fp8 = false;                    ///< GEMM inputs exist as FP8 copies
+  std::string fp8_recipe = "delayed";  ///< with fp8: or "tensorwise", "blockwise", "mxfp8"
+  double attention_dropout = 0;        ///< on the softmax; its mask is kept where scores are
+  bool attention_unfused = false;      ///< scores and their softmax are kept
+  bool accumulation_fusion = true;     ///< weight gradients are added to the buffer by the GEMM
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
   OverlapSettings overlap;
