@@ -9,7 +9,7 @@
 namespace bagualu {
 namespace {
 
-constexpr std::array kKinds = {PassKind::kForward, PassKind::kBackward};
+constexpr size_t kKindCount = kPassLetters.size();
 
 struct Inputs {
   std::array<PipelinePass, 2> pass;
@@ -17,17 +17,13 @@ struct Inputs {
   void add(const PipelinePass& input) { pass[count++] = input; }
 };
 
-// Passes whose results this one reads.
-Inputs inputs_of(const PipelinePass& pass, int stages) {
-  Inputs inputs;
-  const auto [stage, kind, microbatch] = pass;
-  if (kind == PassKind::kForward) {
-    if (stage > 0) inputs.add({stage - 1, kind, microbatch});
-    return inputs;
+bool splits(const PipelineOrder& order) {
+  for (const auto& list : order.ranks) {
+    for (const PipelinePass& pass : list) {
+      if (pass.kind == PassKind::kInputGrad || pass.kind == PassKind::kWeightGrad) return true;
+    }
   }
-  inputs.add({stage, PassKind::kForward, microbatch});
-  if (stage + 1 < stages) inputs.add({stage + 1, kind, microbatch});
-  return inputs;
+  return false;
 }
 
 void check_table(const PipelineOrder& order, const std::vector<std::vector<int64_t>>& table) {
@@ -45,6 +41,7 @@ class PassGraph {
     check_table(order, times.forward_ns);
     check_table(order, times.backward_ns);
     BGL_CHECK(times.send_ns >= 0, times.send_ns);
+    if (!times.weight_grad_ns.empty() || splits(order)) check_table(order, times.weight_grad_ns);
     place_passes();
     sort();
   }
@@ -57,7 +54,7 @@ class PassGraph {
     }
     for (const Node& node : sorted_) {
       int64_t start = node.index == 0 ? 0 : result.end_ns[node.rank][node.index - 1];
-      const Inputs inputs = inputs_of(pass_at(node), order_.stages);
+      const Inputs inputs = inputs_of(pass_at(node));
       for (size_t i = 0; i < inputs.count; ++i) {
         const Node from = node_of(inputs.pass[i]);
         start = std::max(start, result.end_ns[from.rank][from.index] + send_ns(from, node));
@@ -72,6 +69,8 @@ class PassGraph {
         busy += result.end_ns[r][i] - result.start_ns[r][i];
       }
       result.bubble_ns.push_back(result.makespan_ns - busy);
+      const bool idle = order_.ranks[r].empty();
+      result.span_ns.push_back(idle ? 0 : result.end_ns[r].back() - result.start_ns[r].front());
     }
     return result;
   }
@@ -87,7 +86,7 @@ class PassGraph {
         tail[from.rank][from.index] = std::max(tail[from.rank][from.index], ns);
       };
       if (node->index > 0) reach({node->rank, node->index - 1}, through);
-      const Inputs inputs = inputs_of(pass_at(*node), order_.stages);
+      const Inputs inputs = inputs_of(pass_at(*node));
       for (size_t i = 0; i < inputs.count; ++i) {
         const Node from = node_of(inputs.pass[i]);
         reach(from, through + send_ns(from, *node));
@@ -115,17 +114,51 @@ class PassGraph {
     const bool inside = pass.stage >= 0 && pass.stage < order_.stages && pass.microbatch >= 0 &&
                         pass.microbatch < order_.microbatches;
     BGL_CHECK(inside, pass_text(pass), order_.stages, order_.microbatches);
-    return (static_cast<size_t>(pass.stage) * kKinds.size() + static_cast<size_t>(pass.kind)) *
+    return (static_cast<size_t>(pass.stage) * kKindCount + static_cast<size_t>(pass.kind)) *
                static_cast<size_t>(order_.microbatches) +
            static_cast<size_t>(pass.microbatch);
   }
 
   Node node_of(const PipelinePass& pass) const { return nodes_[slot_of(pass)]; }
 
+  // Passes whose results this one reads. A missing backward of the next stage is named as a whole
+  // one.
+  Inputs inputs_of(const PipelinePass& pass) const {
+    Inputs inputs;
+    const auto [stage, kind, microbatch] = pass;
+    if (kind == PassKind::kForward) {
+      if (stage > 0) inputs.add({stage - 1, kind, microbatch});
+      return inputs;
+    }
+    if (kind == PassKind::kWeightGrad) {
+      inputs.add({stage, PassKind::kInputGrad, microbatch});
+      return inputs;
+    }
+    inputs.add({stage, PassKind::kForward, microbatch});
+    if (stage + 1 == order_.stages) return inputs;
+    PipelinePass next = {stage + 1, PassKind::kInputGrad, microbatch};
+    if (!listed_[slot_of(next)]) next.kind = PassKind::kBackward;
+    inputs.add(next);
+    return inputs;
+  }
+
   int64_t duration_ns(const Node& node) const {
-    const PipelinePass& pass = pass_at(node);
-    const auto& table = pass.kind == PassKind::kForward ? times_.forward_ns : times_.backward_ns;
-    return table[static_cast<size_t>(pass.stage)][static_cast<size_t>(pass.microbatch)];
+    const auto [stage, kind, microbatch] = pass_at(node);
+    const auto at = [s = static_cast<size_t>(stage), m = static_cast<size_t>(microbatch)](
+                        const std::vector<std::vector<int64_t>>& table) { return table[s][m]; };
+    switch (kind) {
+      case PassKind::kForward:
+        return at(times_.forward_ns);
+      case PassKind::kBackward:
+        return at(times_.backward_ns);
+      case PassKind::kWeightGrad:
+        return at(times_.weight_grad_ns);
+      case PassKind::kInputGrad:
+        break;
+    }
+    const int64_t ns = at(times_.backward_ns) - at(times_.weight_grad_ns);
+    BGL_CHECK(ns >= 0, pass_text(pass_at(node)), ns);
+    return ns;
   }
 
   int64_t send_ns(const Node& from, const Node& to) const {
@@ -133,8 +166,8 @@ class PassGraph {
   }
 
   void place_passes() {
-    const size_t slots = static_cast<size_t>(order_.stages) * kKinds.size() *
-                         static_cast<size_t>(order_.microbatches);
+    const size_t slots =
+        static_cast<size_t>(order_.stages) * kKindCount * static_cast<size_t>(order_.microbatches);
     nodes_.assign(slots, {});
     listed_.assign(slots, 0);
     for (size_t r = 0; r < order_.ranks.size(); ++r) {
@@ -169,7 +202,7 @@ class PassGraph {
   // Number of inputs that have not run; `first` gets one of them.
   size_t missing(const PipelinePass& pass, const std::vector<char>& done,
                  PipelinePass* first = nullptr) const {
-    const Inputs inputs = inputs_of(pass, order_.stages);
+    const Inputs inputs = inputs_of(pass);
     size_t count = 0;
     for (size_t i = 0; i < inputs.count; ++i) {
       if (done[slot_of(inputs.pass[i])]) continue;
@@ -202,49 +235,44 @@ class PassGraph {
 }  // namespace
 
 std::string pass_text(const PipelinePass& pass) {
-  const char* kind = pass.kind == PassKind::kForward ? "F" : "B";
-  return std::to_string(pass.stage) + kind + std::to_string(pass.microbatch);
-}
-
-PipelineOrder one_f_one_b(int stages, int microbatches) {
-  BGL_CHECK(stages >= 1 && microbatches >= 1, stages, microbatches);
-  PipelineOrder order;
-  order.stages = stages;
-  order.microbatches = microbatches;
-  for (int rank = 0; rank < stages; ++rank) {
-    const int warmup = std::min(stages - 1 - rank, microbatches);
-    std::vector<PipelinePass> list;
-    for (int m = 0; m < warmup; ++m) list.push_back({rank, PassKind::kForward, m});
-    for (int m = 0; m < microbatches; ++m) {
-      if (warmup + m < microbatches) list.push_back({rank, PassKind::kForward, warmup + m});
-      list.push_back({rank, PassKind::kBackward, m});
-    }
-    order.ranks.push_back(std::move(list));
-  }
-  return order;
+  return std::to_string(pass.stage) + kPassLetters[static_cast<size_t>(pass.kind)] +
+         std::to_string(pass.microbatch);
 }
 
 std::vector<ResidentPeak> resident_peaks(const PipelineOrder& order,
                                          const std::vector<std::vector<int64_t>>& bytes) {
+  return resident_peaks(order, bytes, bytes);
+}
+
+std::vector<ResidentPeak> resident_peaks(
+    const PipelineOrder& order, const std::vector<std::vector<int64_t>>& bytes,
+    const std::vector<std::vector<int64_t>>& weight_grad_bytes) {
   check_table(order, bytes);
+  check_table(order, weight_grad_bytes);
   std::vector<ResidentPeak> peaks;
   for (const auto& list : order.ranks) {
     ResidentPeak peak;
     std::vector<PipelinePass> resident;
     int64_t sum = 0;
     for (const PipelinePass& pass : list) {
-      const int64_t own =
-          bytes[static_cast<size_t>(pass.stage)][static_cast<size_t>(pass.microbatch)];
-      if (pass.kind == PassKind::kBackward) {
-        const auto held = std::find(resident.begin(), resident.end(),
-                                    PipelinePass{pass.stage, PassKind::kForward, pass.microbatch});
+      const auto [stage, kind, microbatch] = pass;
+      const int64_t own = bytes[static_cast<size_t>(stage)][static_cast<size_t>(microbatch)];
+      const int64_t kept =
+          weight_grad_bytes[static_cast<size_t>(stage)][static_cast<size_t>(microbatch)];
+      const PipelinePass forward = {stage, PassKind::kForward, microbatch};
+      if (kind == PassKind::kForward) {
+        resident.push_back(pass);
+        sum += own;
+      } else {
+        const auto held = std::find(resident.begin(), resident.end(), forward);
         BGL_CHECK(held != resident.end(), pass_text(pass), "has no forward before it");
-        resident.erase(held);
-        sum -= own;
-        continue;
+        if (kind != PassKind::kInputGrad) resident.erase(held);
+        if (kind != PassKind::kWeightGrad) sum -= own;
+        if (kind == PassKind::kInputGrad) sum += kept;
+        if (kind == PassKind::kWeightGrad) sum -= kept;
+        // Gradients kept for the weight gradient may be more than what the input gradient frees.
+        if (kind != PassKind::kInputGrad || kept <= own) continue;
       }
-      resident.push_back(pass);
-      sum += own;
       if (sum < peak.bytes) continue;
       if (sum > peak.bytes) peak.moments.clear();
       peak.bytes = sum;
@@ -256,12 +284,26 @@ std::vector<ResidentPeak> resident_peaks(const PipelineOrder& order,
 }
 
 std::vector<int> in_flight(const PipelineOrder& order) {
-  const std::vector<std::vector<int64_t>> ones(
-      static_cast<size_t>(order.stages),
-      std::vector<int64_t>(static_cast<size_t>(order.microbatches), 1));
   std::vector<int> result;
-  for (const ResidentPeak& peak : resident_peaks(order, ones)) {
-    result.push_back(static_cast<int>(peak.bytes));
+  std::vector<char> held(static_cast<size_t>(order.stages) *
+                         static_cast<size_t>(order.microbatches));
+  for (const auto& list : order.ranks) {
+    int now = 0;
+    int most = 0;
+    for (const PipelinePass& pass : list) {
+      char& own = held[static_cast<size_t>(pass.stage) * static_cast<size_t>(order.microbatches) +
+                       static_cast<size_t>(pass.microbatch)];
+      if (pass.kind == PassKind::kForward) {
+        own = 1;
+        most = std::max(most, ++now);
+        continue;
+      }
+      BGL_CHECK(own, pass_text(pass), "has no forward before it");
+      if (pass.kind == PassKind::kInputGrad) continue;
+      own = 0;
+      --now;
+    }
+    result.push_back(most);
   }
   return result;
 }
@@ -277,6 +319,13 @@ PipelineTimes equal_times(const PipelineOrder& order, int64_t forward_ns, int64_
   return times;
 }
 
+PipelineTimes equal_times(const PipelineOrder& order, const PassTimes& times) {
+  PipelineTimes all = equal_times(order, times.forward_ns,
+                                  times.input_grad_ns + times.weight_grad_ns, times.send_ns);
+  all.weight_grad_ns = equal_times(order, times.weight_grad_ns, times.weight_grad_ns).backward_ns;
+  return all;
+}
+
 PipelineRun simulate(const PipelineOrder& order, const PipelineTimes& times) {
   return PassGraph(order, times).run();
 }
@@ -290,11 +339,14 @@ int64_t exposed_ns(const PipelineOrder& order, const PipelineTimes& times,
   PipelineTimes longer = times;
   for (const PassDelay& delay : delays) {
     const PipelinePass& pass = delay.pass;
-    auto& table = pass.kind == PassKind::kForward ? longer.forward_ns : longer.backward_ns;
     const bool inside = pass.stage >= 0 && pass.stage < order.stages && pass.microbatch >= 0 &&
                         pass.microbatch < order.microbatches;
     BGL_CHECK(inside, pass_text(pass), order.stages, order.microbatches);
-    table[static_cast<size_t>(pass.stage)][static_cast<size_t>(pass.microbatch)] += delay.ns;
+    const auto lengthen = [&](std::vector<std::vector<int64_t>>& table) {
+      table[static_cast<size_t>(pass.stage)][static_cast<size_t>(pass.microbatch)] += delay.ns;
+    };
+    lengthen(pass.kind == PassKind::kForward ? longer.forward_ns : longer.backward_ns);
+    if (pass.kind == PassKind::kWeightGrad) lengthen(longer.weight_grad_ns);
   }
   return simulate(order, longer).makespan_ns - simulate(order, times).makespan_ns;
 }

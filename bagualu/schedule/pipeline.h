@@ -2,8 +2,12 @@
 // generated, then simulated, measured and changed by separate functions; nothing is executed here.
 //
 // Glossary
-//   stage    slice of the model's layers. A rank may hold several (interleaving, DualPipeV); with
-//            1F1B it holds the one of its own number.
+//   stage    virtual stage: slice of the model's layers, numbered in the model's order. A rank may
+//            hold several (interleaving, the V shapes); with 1F1B it holds the one of its own
+//            number.
+//   split    a backward of two passes: the input gradient, which the stage before waits for, and
+//            the weight gradient, which nothing of the step waits for.
+//   span     of a rank: from the start of its first pass to the end of its last.
 //   slack    how much longer one pass may take before the whole step does ("total float").
 //   exposed  what the step's makespan grows by.
 // Invariants
@@ -13,13 +17,20 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "bagualu/model/job.h"
 
 namespace bagualu {
 
-/// One more kind (an input or weight gradient of a split backward) is one entry here, its letter in
-/// pass_text() and its inputs in `inputs_of()` of pipeline.cpp.
-enum class PassKind : uint8_t { kForward, kBackward };
+/// A micro-batch runs backward through a stage either as one kBackward, or as a kInputGrad and,
+/// any time later on the same rank, a kWeightGrad.
+/// One more kind is one entry here, its letter in kPassLetters and its inputs in PassGraph of
+/// pipeline.cpp.
+enum class PassKind : uint8_t { kForward, kBackward, kInputGrad, kWeightGrad };
+/// By PassKind.
+inline constexpr std::string_view kPassLetters = "FBIW";
 
 /// One pass of one micro-batch through one stage; "2F0" is stage 2's forward of micro-batch 0.
 struct PipelinePass {
@@ -29,14 +40,41 @@ struct PipelinePass {
   bool operator==(const PipelinePass&) const = default;
 };
 
-/// Text form: "2F0", "2B0".
+/// Text form: "2F0", "2B0", "2I0", "2W0".
 std::string pass_text(const PipelinePass& pass);
 
 struct PipelineOrder {
   int stages = 0;
   int microbatches = 0;
   std::vector<std::vector<PipelinePass>> ranks;  ///< by pipeline rank: its passes in order
+  bool operator==(const PipelineOrder&) const = default;
 };
+
+/// Times of the passes of one virtual stage, the same for all; a whole backward takes
+/// input_grad_ns + weight_grad_ns.
+struct PassTimes {
+  int64_t forward_ns = 1;
+  int64_t input_grad_ns = 1;
+  int64_t weight_grad_ns = 1;
+  int64_t send_ns = 0;
+};
+
+/// The order of `kind` for pp ranks. V-shaped orders have 2 * pp stages, rank r holding r and
+/// 2 * pp - 1 - r. DualPipe has pp stages and two copies of the model: micro-batches below
+/// (microbatches + 1) / 2 run stage s on rank s, the others on rank pp - 1 - s.
+/// Requires: what check_order_shape() does; the kinds without virtual stages ignore
+///           virtual_per_rank.
+/// Cost:     O(passes), measured by BM_Order.
+/// Source:   docs/design.md, Pipeline orders (one line per kind).
+PipelineOrder make_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches);
+
+/// Throws InvalidInput(where) naming what an order does not allow: counts below 1, and DualPipe
+/// an odd number of ranks.
+void check_order_shape(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
+                       const std::string& where);
+
+/// Rank that runs a pass.
+int rank_of_pass(PipelineKind kind, int pp, int microbatches, const PipelinePass& pass);
 
 /// Rank r runs stages - 1 - r forwards ahead, then one forward and one backward in turn, then the
 /// backwards that are left.
@@ -44,13 +82,21 @@ struct PipelineOrder {
 /// Source: Narayanan et al. 2021 (PipeDream-Flush, Megatron-LM).
 PipelineOrder one_f_one_b(int stages, int microbatches);
 
-/// Largest number of micro-batches that each rank holds at once, stages counted one by one: begun
-/// in forward and not yet through backward.
+/// Megatron's interleaved order: stage c * pp + r is chunk c of rank r. Micro-batches go in groups
+/// of `group` (0: pp, Megatron's default), each through all chunks of a rank before the next group;
+/// rank r runs 2 (pp - 1 - r) + (chunks - 1) group forwards ahead. Megatron refuses a last group
+/// smaller than pp; it only adds bubbles and is allowed here.
+/// Requires: counts at least 1; group 0 or at least pp.
+/// Source: Narayanan et al. 2021; microbatch_group_size_per_vp_stage of Megatron-Core 0.9.
+PipelineOrder interleaved(int pp, int chunks, int microbatches, int group = 0);
+
+/// Largest number of activations of one micro-batch in one virtual stage that each rank holds at
+/// once: from the forward to the end of the backward, a split one's being its weight gradient.
 std::vector<int> in_flight(const PipelineOrder& order);
 
 /// What a rank holds at a moment of its largest sum.
 struct ResidentMoment {
-  PipelinePass at;                     ///< the forward that reaches it
+  PipelinePass at;                     ///< the pass that reaches it
   std::vector<PipelinePass> resident;  ///< the forwards whose bytes are held, oldest first
 };
 
@@ -59,21 +105,29 @@ struct ResidentPeak {
   std::vector<ResidentMoment> moments;  ///< every time it is reached, in order
 };
 
-/// Peak of each rank if a micro-batch holds its bytes from its forward to its backward.
-/// Shapes:  bytes [stages][microbatches]
+/// Peak of each rank if a micro-batch holds its bytes from its forward to its backward. With a
+/// split backward, `weight_grad_bytes` of them (by default all) stay from the input gradient to the
+/// weight gradient. Bytes are added when a forward begins and taken away when a backward ends.
+/// Shapes:  bytes, weight_grad_bytes [stages][microbatches]
 std::vector<ResidentPeak> resident_peaks(const PipelineOrder& order,
                                          const std::vector<std::vector<int64_t>>& bytes);
+std::vector<ResidentPeak> resident_peaks(
+    const PipelineOrder& order, const std::vector<std::vector<int64_t>>& bytes,
+    const std::vector<std::vector<int64_t>>& weight_grad_bytes);
 
-/// Shapes:  forward_ns, backward_ns [stages][microbatches], not negative
+/// Shapes:  all [stages][microbatches], not negative
 struct PipelineTimes {
   std::vector<std::vector<int64_t>> forward_ns;
-  std::vector<std::vector<int64_t>> backward_ns;
+  std::vector<std::vector<int64_t>> backward_ns;  ///< whole, split or not
   int64_t send_ns = 0;  ///< from the end of a pass to its neighbour stage on another rank
+  /// The part of backward_ns that a weight gradient takes; may be empty if the order splits none.
+  std::vector<std::vector<int64_t>> weight_grad_ns;
 };
 
 /// The same times for every stage and micro-batch.
 PipelineTimes equal_times(const PipelineOrder& order, int64_t forward_ns, int64_t backward_ns,
                           int64_t send_ns = 0);
+PipelineTimes equal_times(const PipelineOrder& order, const PassTimes& times);
 
 /// Shapes:  start_ns, end_ns as order.ranks
 struct PipelineRun {
@@ -81,6 +135,7 @@ struct PipelineRun {
   std::vector<std::vector<int64_t>> end_ns;
   int64_t makespan_ns = 0;
   std::vector<int64_t> bubble_ns;  ///< by rank: idle between 0 and the makespan
+  std::vector<int64_t> span_ns;    ///< by rank: from its first start to its last end
 };
 
 /// Earliest start and end of every pass, by longest path.

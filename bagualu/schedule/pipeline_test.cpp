@@ -63,6 +63,15 @@ TEST(OneFOneB, MicrobatchesInFlight) {
   }
 }
 
+TEST(Interleaved, ActivationsInFlight) {
+  // Rank r runs 2 (p - 1 - r) + (v - 1) p forwards ahead and one more before its first backward.
+  EXPECT_THAT(in_flight(interleaved(4, 2, 8)), ElementsAre(11, 9, 7, 5));
+  for (int m = 8; m <= 64; m += 4) {
+    EXPECT_THAT(in_flight(interleaved(4, 2, m)), ElementsAre(11, 9, 7, 5)) << m;
+  }
+  EXPECT_EQ(interleaved(4, 1, 8), one_f_one_b(4, 8));
+}
+
 // Peaks in tenths of a micro-batch's activations, with those of `hot` at 2.5.
 std::vector<int64_t> peaks_with_hot(const std::vector<int>& hot) {
   std::vector<std::vector<int64_t>> tenths(4, std::vector<int64_t>(8, 10));
