@@ -9,10 +9,45 @@ namespace {
 constexpr double kLeastRate = 1e6;
 constexpr double kLargestRate = 1e18;
 constexpr int64_t kLargestLaunchNs = 1'000'000'000;
+// Defaults of the two attention efficiencies, in shares of the class they follow: what fused
+// kernels reach of large GEMMs on the machines of configs/systems.
+constexpr double kAttentionOfGemmFraction = 0.8;
+constexpr double kAttentionBackwardFraction = 0.9;
 
 void expect(const std::string& where, const std::string& field, const std::string& found,
             const std::string& allowed) {
   if (found != allowed) throw InvalidInput(where, field, found, allowed);
+}
+
+void read_job_rates(JsonReader& reader, SystemSpec& system) {
+  const auto fraction = [&](const char* key, double fallback) {
+    return reader.number_or(key, fallback, 0.001, 1.0);
+  };
+  SystemSpec& s = system;
+  s.fp8_flops_per_s =
+      reader.number_or("fp8_flops_per_s", s.bf16_flops_per_s, kLeastRate, kLargestRate);
+  s.gemm_efficiency_fraction = fraction("gemm_efficiency_fraction", s.compute_efficiency_fraction);
+  s.grouped_gemm_efficiency_fraction =
+      fraction("grouped_gemm_efficiency_fraction", s.gemm_efficiency_fraction);
+  s.attention_forward_efficiency_fraction =
+      fraction("attention_forward_efficiency_fraction",
+               kAttentionOfGemmFraction * s.gemm_efficiency_fraction);
+  s.attention_backward_efficiency_fraction =
+      fraction("attention_backward_efficiency_fraction",
+               kAttentionBackwardFraction * s.attention_forward_efficiency_fraction);
+  s.memory_efficiency_fraction =
+      fraction("memory_efficiency_fraction", s.memory_efficiency_fraction);
+  s.node_size = reader.int64_or("node_size", s.node_size, 1, int64_t{1} << 20);
+  s.node_link_bytes_per_s =
+      reader.number_or("node_link_bytes_per_s", s.link_bytes_per_s, kLeastRate, kLargestRate);
+  s.collective_efficiency_fraction =
+      fraction("collective_efficiency_fraction", s.collective_efficiency_fraction);
+  s.collective_latency_ns =
+      reader.int64_or("collective_latency_ns", s.collective_latency_ns, 0, kLargestLaunchNs);
+  s.comm_overlap_fraction =
+      reader.number_or("comm_overlap_fraction", s.comm_overlap_fraction, 0.0, 1.0);
+  s.step_overhead_ns =
+      reader.int64_or("step_overhead_ns", s.step_overhead_ns, 0, 60 * kLargestLaunchNs);
 }
 
 }  // namespace
@@ -25,8 +60,9 @@ SystemSpec system_from_json(const Json& object, const std::string& where) {
   SystemSpec system;
   system.name = reader.string("name");
   system.provenance = reader.string("provenance");
-  if (system.provenance != "measured" && system.provenance != "datasheet") {
-    throw InvalidInput(where, "provenance", system.provenance, "measured, datasheet");
+  if (system.provenance != "measured" && system.provenance != "datasheet" &&
+      system.provenance != "fitted") {
+    throw InvalidInput(where, "provenance", system.provenance, "measured, datasheet, fitted");
   }
   system.source = reader.string_or("source", "");
   system.fp32_flops_per_s = rate("fp32_flops_per_s");
@@ -39,12 +75,44 @@ SystemSpec system_from_json(const Json& object, const std::string& where) {
   system.encode_bytes_per_s = rate("encode_bytes_per_s");
   system.copy_hidden_fraction = reader.number("copy_hidden_fraction", 0.0, 1.0);
   system.launch_ns = reader.int64("launch_ns", 0, kLargestLaunchNs);
+  read_job_rates(reader, system);
+  reader.raw("fit");  // of a fitted file: where its numbers come from, for people
   reader.finish();
   return system;
 }
 
 SystemSpec system_from_file(const std::filesystem::path& path) {
   return system_from_json(read_json_file(path), path.string());
+}
+
+Json to_json(const SystemSpec& s) {
+  return {{"format", "bagualu.system"},
+          {"version", 1},
+          {"name", s.name},
+          {"provenance", s.provenance},
+          {"source", s.source},
+          {"fp32_flops_per_s", s.fp32_flops_per_s},
+          {"bf16_flops_per_s", s.bf16_flops_per_s},
+          {"compute_efficiency_fraction", s.compute_efficiency_fraction},
+          {"memory_bytes_per_s", s.memory_bytes_per_s},
+          {"link_bytes_per_s", s.link_bytes_per_s},
+          {"d2h_bytes_per_s", s.d2h_bytes_per_s},
+          {"h2d_bytes_per_s", s.h2d_bytes_per_s},
+          {"encode_bytes_per_s", s.encode_bytes_per_s},
+          {"copy_hidden_fraction", s.copy_hidden_fraction},
+          {"launch_ns", s.launch_ns},
+          {"fp8_flops_per_s", s.fp8_flops_per_s},
+          {"gemm_efficiency_fraction", s.gemm_efficiency_fraction},
+          {"grouped_gemm_efficiency_fraction", s.grouped_gemm_efficiency_fraction},
+          {"attention_forward_efficiency_fraction", s.attention_forward_efficiency_fraction},
+          {"attention_backward_efficiency_fraction", s.attention_backward_efficiency_fraction},
+          {"memory_efficiency_fraction", s.memory_efficiency_fraction},
+          {"node_size", s.node_size},
+          {"node_link_bytes_per_s", s.node_link_bytes_per_s},
+          {"collective_efficiency_fraction", s.collective_efficiency_fraction},
+          {"collective_latency_ns", s.collective_latency_ns},
+          {"comm_overlap_fraction", s.comm_overlap_fraction},
+          {"step_overhead_ns", s.step_overhead_ns}};
 }
 
 }  // namespace bagualu

@@ -10,10 +10,12 @@
 namespace bagualu {
 
 /// Rates of one machine, per rank; enough for a roofline where no profile has been taken.
-/// Files: configs/systems/*.json, keys as the fields, with "format": "bagualu.system".
+/// Files: configs/systems/*.json, keys as the fields, with "format": "bagualu.system". Those of
+/// the second group are optional: they price whole jobs (cost/job_cost.h), where operator classes
+/// differ and ranks are joined by two kinds of links.
 struct SystemSpec {
   std::string name;
-  std::string provenance;  ///< "measured" or "datasheet"
+  std::string provenance;  ///< "measured", "datasheet" or "fitted"
   std::string source;      ///< which machine or sheet, what is assumed
   double fp32_flops_per_s = 0;
   double bf16_flops_per_s = 0;
@@ -26,6 +28,23 @@ struct SystemSpec {
   double copy_hidden_fraction = 0;  ///< share of a host copy that runs beside compute
   int64_t launch_ns = 0;            ///< fixed time of one operator
 
+  double fp8_flops_per_s = 0;  ///< default: the bf16 peak
+  /// Efficiencies of operator classes, of the peak or of the bandwidth; large shapes. A GEMM's time
+  /// is its arithmetic plus its traffic, so small ones reach less.
+  double gemm_efficiency_fraction = 0;                ///< default: compute_efficiency_fraction
+  double grouped_gemm_efficiency_fraction = 0;        ///< experts; default: that of GEMMs
+  double attention_forward_efficiency_fraction = 0;   ///< fused; default: 0.8 of that of GEMMs
+  double attention_backward_efficiency_fraction = 0;  ///< default: 0.9 of the forward's
+  double memory_efficiency_fraction = 0.7;
+  int64_t node_size = 8;             ///< ranks that the fast link joins
+  double node_link_bytes_per_s = 0;  ///< inside a node, one direction; default: link_bytes_per_s
+  double collective_efficiency_fraction = 0.75;  ///< of both links' rates
+  int64_t collective_latency_ns = 20'000;        ///< fixed time of one collective
+  /// Of the shorter of compute and communication that the framework runs side by side: what is
+  /// hidden; 1: all of it.
+  double comm_overlap_fraction = 0.8;
+  int64_t step_overhead_ns = 0;  ///< fixed time of one step: data, logging, synchronisation
+
   double flops_per_s(Dtype dtype) const {
     return dtype == Dtype::kBf16 ? bf16_flops_per_s : fp32_flops_per_s;
   }
@@ -34,5 +53,8 @@ struct SystemSpec {
 /// Throws: InvalidInput for unknown or missing keys, rates outside 1e6 to 1e18.
 SystemSpec system_from_json(const Json& object, const std::string& where);
 SystemSpec system_from_file(const std::filesystem::path& path);
+
+/// The file that system_from_json() reads back as `system`.
+Json to_json(const SystemSpec& system);
 
 }  // namespace bagualu
