@@ -141,6 +141,14 @@ struct AllocatorSettings {
   int64_t rounding_bytes = 512;     ///< PyTorch's CUDA caching allocator rounds each tensor up
   int64_t communication_bytes = 0;  ///< of NCCL and others, outside the allocator's count
   double reserve_fraction = 0;      ///< of the peak, held by the allocator and not used
+  /// Workspaces of the GEMM libraries, inside the allocator's count: Transformer Engine's one (and
+  /// four more where grouped GEMMs run), PyTorch's one per thread that multiplies (forward's and
+  /// backward's). Defaults: compute capability 9 and up, and PyTorch's outside Hopper (there 32 MiB).
+  int64_t engine_workspace_bytes = int64_t{32} << 20;
+  int64_t blas_workspace_bytes = (int64_t{8} << 20) + (int64_t{128} << 10);
+  /// With accumulation fusion, autograd is handed one stand-in gradient per shape of weight, which
+  /// Transformer Engine (2.0 and later) keeps for good.
+  bool weight_grad_stand_ins = true;
   bool operator==(const AllocatorSettings&) const = default;
 };
 
