@@ -7,6 +7,25 @@ namespace bagualu {
 namespace {
 
 constexpr double kNsPerS = 1e9;
+// Of a GEMM's operand traffic, what is not hidden behind its arithmetic. In the GEMM times that
+// MooreThreads/SimuMax publishes for B200 (configs/system/b200_bf16_ceperm.json), weight gradients
+// that accumulate into fp32 take longer than input gradients of the same shape by 0.4 to 1.1 of
+// what their extra bytes need at the peak bandwidth, which is half of that at the usual efficiency.
+constexpr double kShownTrafficFraction = 0.5;
+
+/// Share of the compute units at work, averaged over the rounds in which a GEMM's output tiles are
+/// dealt to them: the last round is seldom full.
+double full_rounds_fraction(double rows, double columns, double copies, int64_t units) {
+  constexpr double kTile = 128, kWideTile = 256;
+  if (units == 0 || rows <= 0) return 1;
+  const auto share = [&](double tile_rows, double tile_columns) {
+    const double tiles =
+        copies * std::ceil(rows / copies / tile_rows) * std::ceil(columns / tile_columns);
+    const double rounds = std::ceil(tiles / static_cast<double>(units));
+    return rows * columns / (rounds * static_cast<double>(units) * kTile * kWideTile);
+  };
+  return std::max(share(kTile, kWideTile), share(kWideTile, kTile));
+}
 
 struct ModuleOps {
   std::string_view module;
@@ -16,7 +35,7 @@ struct ModuleOps {
 /// What Megatron's module names stand for, in the operators of job_ops.cpp.
 const std::vector<ModuleOps>& modules() {
   static const std::vector<ModuleOps> kModules = {
-      {"core_attn", {"core_attn"}},
+      {"core_attn", {"core_attn", "core_softmax"}},
       {"moe_act", {"moe_act"}},
       {"mlp_act", {"mlp_act", "moe_act", "shared_act"}},
       {"layernorm", {"attn_norm", "mlp_norm", "q_norm", "kv_norm"}},
@@ -145,12 +164,16 @@ void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) 
     }
   };
   const double wire_rate = wire_bytes_per_ns(op);
-  const auto busy = [&](const JobWork& work, bool backward) {
-    const double launch = work.flops > 0 || work.memory_bytes > 0
-                              ? static_cast<double>(op.kernels * system_.launch_ns)
-                              : 0;
-    return launch + work.memory_bytes / memory_bytes_per_ns_ +
-           (work.flops > 0 ? work.flops / (peak_flops_per_ns_ * efficiency(backward)) : 0);
+  const auto busy = [&](const JobWork& work, bool backward, double rows, double columns,
+                        double copies) {
+    if (work.flops == 0 && work.memory_bytes == 0) return 0.0;
+    const double launch = static_cast<double>(op.kernels * system_.launch_ns);
+    const double traffic = work.memory_bytes / memory_bytes_per_ns_;
+    if (work.flops == 0) return launch + traffic;
+    const double rate = peak_flops_per_ns_ * efficiency(backward) *
+                        full_rounds_fraction(rows, columns, copies, system_.compute_units);
+    const double arithmetic = work.flops / rate;
+    return launch + std::max(traffic, arithmetic + kShownTrafficFraction * traffic);
   };
   const auto exposed = [&](const JobWork& work, double busy_ns) {
     if (work.collectives == 0) return 0.0;
@@ -159,9 +182,10 @@ void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) 
     const double beside = system_.comm_overlap_fraction * std::min(hidden_ns, busy_ns);
     return latency + work.wire_bytes / wire_rate + hidden_ns - beside;
   };
-  const double forward = busy(op.forward, false);
-  const double input = busy(op.input_gradient, true);
-  const double weight = busy(op.weight_gradient, true);
+  const double forward = busy(op.forward, false, op.rows, op.out, op.copies);
+  const double input = busy(op.input_gradient, true, op.rows, op.in, op.copies);
+  const double weight =
+      busy(op.weight_gradient, true, op.rows > 0 ? op.in * op.copies : 0, op.out, op.copies);
   const double forward_wait = exposed(op.forward, forward);
   const double input_wait = exposed(op.input_gradient, input);
   const double weight_wait = exposed(op.weight_gradient, weight);

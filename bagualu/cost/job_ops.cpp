@@ -82,6 +82,10 @@ JobOp& OpWriter::gemm(std::string_view name, double rows, double in, double out,
              .forward = {.flops = flops, .memory_bytes = activations + weights * operand + casts},
              .input_gradient = {.flops = flops, .memory_bytes = activations + weights * operand},
              .weight_gradient = {.flops = flops, .memory_bytes = activations + weights * gradient},
+             .rows = rows,
+             .in = in,
+             .out = out,
+             .copies = copies,
              .model_flops = flops,
              .weights = weights,
              .saved_bytes = rows * in * (job_.fp8 ? 1 : element_)});
@@ -237,21 +241,23 @@ void OpWriter::core(bool windowed) {
   context_ring(kv);
 }
 
-/// Products over the whole square of scores, a masked softmax and dropout in memory.
+/// Products over the whole square of scores, kernels of their own for the masked softmax and the
+/// dropout.
 void OpWriter::unfused_core(double heads, double q, double out) {
-  const double scores = tokens_ * static_cast<double>(job_.seq) * heads;
   const double seq = static_cast<double>(job_.seq);
-  const double operands = tokens_ * (2 * q + 2 * out) * element_;
+  const double scores = tokens_ * seq * heads;
   const double dropout = m_.dropout > 0 ? 2 * element_ + 1 : 0;
+  memory("core_softmax", scores * (2 * element_ + dropout), scores * (3 * element_ + dropout),
+         scores * (element_ + dropout))
+      .kernels = m_.dropout > 0 ? 2 : 1;
+  const double operands = tokens_ * (2 * q + 2 * out) * element_ + 2 * scores * element_;
   const double flops = 2 * tokens_ * seq * (q + out);
-  ops_.push(
-      {.name = "core_attn",
-       .kind = JobOpClass::kGemm,
-       .forward = {.flops = flops, .memory_bytes = operands + scores * (4 * element_ + dropout)},
-       .input_gradient = {.flops = 2 * flops,
-                          .memory_bytes = 2 * operands + scores * (7 * element_ + dropout)},
-       .saved_bytes = tokens_ * (2 * q + out) * element_ + scores * (element_ + dropout),
-       .kernels = m_.dropout > 0 ? 4 : 3});
+  ops_.push({.name = "core_attn",
+             .kind = JobOpClass::kGemm,
+             .forward = {.flops = flops, .memory_bytes = operands},
+             .input_gradient = {.flops = 2 * flops, .memory_bytes = 2 * operands},
+             .saved_bytes = tokens_ * (2 * q + out) * element_,
+             .kernels = 2});
 }
 
 /// Before the core attention: heads in exchange for positions, or all keys and values.

@@ -37,6 +37,8 @@ struct JobOp {
   JobOpClass kind = JobOpClass::kMemory;
   JobWork forward = {}, input_gradient = {}, weight_gradient = {};
   JobOpClass wire = JobOpClass::kTpExchange;  ///< whose links the wire bytes take
+  /// Of a GEMM: [rows, in] times [in, out], in `copies` matrices that share the rows.
+  double rows = 0, in = 0, out = 0, copies = 1;
   /// Of the forward, without what causality masks: what MFU counts.
   double model_flops = 0;
   double weights = 0;          ///< elements on this rank

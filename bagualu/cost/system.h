@@ -36,6 +36,9 @@ struct SystemSpec {
   double attention_forward_efficiency_fraction = 0;   ///< fused; default: 0.8 of that of GEMMs
   double attention_backward_efficiency_fraction = 0;  ///< default: 0.9 of the forward's
   double memory_efficiency_fraction = 0.7;
+  /// Multiprocessors that a GEMM's output tiles are dealt to; 0: the last round of tiles is not
+  /// looked at.
+  int64_t compute_units = 0;
   int64_t node_size = 8;             ///< ranks that the fast link joins
   double node_link_bytes_per_s = 0;  ///< inside a node, one direction; default: link_bytes_per_s
   double collective_efficiency_fraction = 0.75;  ///< of both links' rates
