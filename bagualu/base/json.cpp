@@ -17,6 +17,8 @@ namespace bagualu {
 namespace {
 
 constexpr size_t kMaxShownCharacters = 60;
+// Writing a value in a message is recursive: a file of a million brackets must not end the stack.
+constexpr int kMaxDepth = 100;
 
 std::string shown(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -87,7 +89,11 @@ Json parse_json_object(std::string_view text, const std::string& where) {
   // The parser keeps one of two equal keys and says nothing, so look for them on the way.
   std::vector<std::set<std::string>> keys;
   std::string repeated;
-  const Json::parser_callback_t watch = [&](int, Json::parse_event_t event, Json& parsed) {
+  const Json::parser_callback_t watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > kMaxDepth) {
+      throw InvalidInput(where, "content", "values nested too deeply",
+                         fmt::format("at most {} levels", kMaxDepth));
+    }
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && repeated.empty()) {

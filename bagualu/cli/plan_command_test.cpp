@@ -157,7 +157,7 @@ TEST_F(PlanCommand, RefusesBadInputInOneLineAndWritesNothing) {
       write("top_k.json", R"({"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
             "vocab": 256, "experts": 8, "top_k": 9, "expert_ffn": 64})")
           .string();
-  const std::string family = write("family.json", R"({"model_type": "llama"})").string();
+  const std::string family = write("family.json", R"({"model_type": "bert"})").string();
   const std::string output = folder + "/out.json";
   // Flags after `bagualu plan --json OUT`, and what the complaint has to name.
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {

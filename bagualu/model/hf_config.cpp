@@ -1,175 +1,86 @@
-// Hugging Face config.json (transformers 5.24), families mixtral and qwen3_moe; and deepseek_v2,
-// deepseek_v3, kimi_k2, which are read for planning only.
+// Hugging Face config.json (transformers 5.24): which reader reads a file, and files of the
+// families that the runtime trains, mixtral and qwen3_moe.
+
+#include "bagualu/model/hf_config.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bagualu/base/error.h"
-#include "bagualu/model/model_spec.h"
+#include "bagualu/model/hf_config_reader.h"
 
 namespace bagualu {
 namespace {
 
-constexpr const char* kFamilies = "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or kimi_k2";
-
-// Note [Defaults of a config.json]
-// transformers leaves a key out of old files when it equals the default of its class, so an absent
-// key has a meaning per family. Sizes are the exception: a file without them is cut or foreign.
-struct FamilyDefaults {
-  double rope_theta;
-  double rms_eps;
-  bool norm_topk_prob;
+struct Family {
+  const char* model_type;
+  void (*read)(HfReader&, ModelSpec*);
 };
-constexpr FamilyDefaults kMixtral = {1e6, 1e-5, true};
-constexpr FamilyDefaults kQwen3Moe = {1e4, 1e-6, false};
-constexpr FamilyDefaults kDeepseekV2 = {1e4, 1e-6, false};
-constexpr FamilyDefaults kDeepseekV3 = {1e4, 1e-6, true};  // kimi_k2 too: the same class
+constexpr std::array<Family, 16> kFamilies = {{{"mixtral", read_mixtral},
+                                               {"qwen3_moe", read_qwen_moe},
+                                               {"qwen2_moe", read_qwen_moe},
+                                               {"deepseek_v2", read_deepseek},
+                                               {"deepseek_v3", read_deepseek},
+                                               {"kimi_k2", read_deepseek},
+                                               {"glm4_moe", read_glm4_moe},
+                                               {"gpt_oss", read_gpt_oss},
+                                               {"llama4", read_llama4},
+                                               {"llama4_text", read_llama4},
+                                               {"olmoe", read_olmoe},
+                                               {"granitemoe", read_granitemoe},
+                                               {"llama", read_llama},
+                                               {"qwen2", read_qwen_dense},
+                                               {"qwen3", read_qwen_dense},
+                                               {"mistral", read_mistral}}};
 
-void refuse_unless(bool ok, const JsonReader& reader, const char* field, std::string found,
-                   const char* allowed) {
-  if (!ok) throw InvalidInput(reader.where(), field, std::move(found), allowed);
-}
-
-/// Refuses what changes the mathematics and is not implemented here.
-void refuse_unsupported(JsonReader& reader) {
-  const std::string act = reader.string_or("hidden_act", "silu");
-  refuse_unless(act == "silu", reader, "hidden_act", act, "silu");
-  refuse_unless(!reader.boolean_or("tie_word_embeddings", false), reader, "tie_word_embeddings",
-                "true", "false (tied embeddings are not supported yet)");
-  refuse_unless(!reader.boolean_or("attention_bias", false), reader, "attention_bias", "true",
-                "false (biases are not supported yet)");
-  for (const char* field : {"attention_dropout", "router_jitter_noise"}) {
-    const double value = reader.number_or(field, 0.0);
-    refuse_unless(value == 0.0, reader, field, fmt::format("{}", value),
-                  "0 (not supported yet; hidden-state dropout is a training option)");
+const Family& family_of(const std::string& model_type, const std::string& where) {
+  for (const Family& family : kFamilies) {
+    if (model_type == family.model_type) return family;
   }
-  const bool sliding = reader.boolean_or("use_sliding_window", true);
-  if (sliding && reader.has("sliding_window")) {
-    const int64_t window = reader.int64("sliding_window");
-    const int64_t positions = reader.int64_or("max_position_embeddings", 0);
-    refuse_unless(positions > 0 && window >= positions, reader, "sliding_window",
-                  fmt::format("{}", window),
-                  "null, or at least max_position_embeddings (windowed attention is not supported "
-                  "yet)");
-  }
+  throw InvalidInput(where, "model_type", model_type,
+                     fmt::format("{}", fmt::join(hf_families(), ", ")));
 }
 
-/// RoPE's base, from `rope_parameters` (transformers 5) or the top level (older files).
-double rope_theta_of(JsonReader& reader, double fallback, bool yarn_is_fine = false) {
-  const double top_level = reader.number_or("rope_theta", fallback);
-  double theta = top_level;
-  for (const char* field : {"rope_parameters", "rope_scaling"}) {
-    if (!reader.has(field)) continue;
-    JsonReader rope(reader.object(field), reader.where() + "." + field);
-    const std::string type = rope.string_or("rope_type", rope.string_or("type", "default"));
-    refuse_unless(type == "default" || (yarn_is_fine && type == "yarn"), rope, "rope_type", type,
-                  yarn_is_fine ? "default or yarn" : "default (scaled RoPE is not supported yet)");
-    theta = rope.number_or("rope_theta", top_level);
-    const double partial = rope.number_or("partial_rotary_factor", 1.0);
-    refuse_unless(partial == 1.0, rope, "partial_rotary_factor", fmt::format("{}", partial), "1");
-  }
-  return theta;
+ReadModel read_text_model(const Json& object, const std::string& where, ModelUse use,
+                          const std::string& prefix) {
+  HfReader reader(object, where, use, prefix);
+  const Family& family =
+      family_of(prefix.empty() ? reader.json().string("model_type")
+                               : reader.json().string_or("model_type", "llama4_text"),
+                where);
+  ReadModel read;
+  read.spec.family = family.read == read_llama4 ? "llama4" : family.model_type;
+  family.read(reader, &read.spec);
+  read.ignored = reader.finish();
+  validate(read.spec, where);
+  return read;
 }
 
-int64_t experts_of(JsonReader& reader) {
-  // transformers 5 writes num_local_experts for both families, 4 wrote num_experts for Qwen.
-  const bool old_name = !reader.has("num_local_experts") && reader.has("num_experts");
-  return reader.int64(old_name ? "num_experts" : "num_local_experts", 1);
+/// A model with pictures: the text model is planned.
+ReadModel read_nested_model(const Json& object, const std::string& where, ModelUse use) {
+  HfReader outer(object, where, use);
+  outer.json().string("model_type");
+  outer.ignore_common();
+  outer.ignore({"vision_config", "boi_token_index", "eoi_token_index", "image_token_index",
+                "boi_token_id", "eoi_token_id", "image_token_id", "_name_or_path"});
+  ReadModel read = read_text_model(outer.json().object("text_config"), where + ".text_config", use,
+                                   "text_config.");
+  const bool tied = outer.json().boolean_or("tie_word_embeddings", read.spec.tied_embeddings);
+  outer.expect(tied == read.spec.tied_embeddings, "tie_word_embeddings",
+               "what text_config says of it");
+  std::vector<std::string> ignored = outer.finish();
+  read.ignored.insert(read.ignored.begin(), ignored.begin(), ignored.end());
+  return read;
 }
 
-void read_common(JsonReader& reader, const FamilyDefaults& defaults, ModelSpec* spec) {
-  spec->layers = reader.int64("num_hidden_layers", 1, 4096);
-  spec->hidden = reader.int64("hidden_size", 1);
-  spec->heads = reader.int64("num_attention_heads", 1);
-  spec->kv_heads = reader.int64_or("num_key_value_heads", spec->heads, 1);
-  spec->head_dim = reader.int64_or("head_dim", spec->hidden / spec->heads, 1);
-  spec->vocab = reader.int64("vocab_size", 1);
-  spec->experts = experts_of(reader);
-  spec->top_k = reader.int64("num_experts_per_tok", 1);
-  spec->rms_eps = reader.number_or("rms_norm_eps", defaults.rms_eps);
-  spec->rope_theta = rope_theta_of(reader, defaults.rope_theta);
-  spec->name = reader.string_or("_name_or_path", "");
-  if (reader.boolean_or("output_router_logits", false)) {
-    spec->aux_loss_coef = reader.number_or("router_aux_loss_coef", 0.001);
-  }
-  spec->moe_layer.assign(static_cast<size_t>(spec->layers), 1);
-}
-
-void read_mixtral(JsonReader& reader, ModelSpec* spec) {
-  read_common(reader, kMixtral, spec);
-  spec->expert_ffn = reader.int64("intermediate_size", 1);
-  spec->norm_topk_prob = true;
-}
-
-void read_qwen3_moe(JsonReader& reader, ModelSpec* spec) {
-  read_common(reader, kQwen3Moe, spec);
-  spec->expert_ffn = reader.int64("moe_intermediate_size", 1);
-  spec->norm_topk_prob = reader.boolean_or("norm_topk_prob", kQwen3Moe.norm_topk_prob);
-  spec->qk_norm = true;
-  const int64_t step = reader.int64_or("decoder_sparse_step", 1, 1);
-  for (int64_t layer = 0; layer < spec->layers; ++layer) {
-    if ((layer + 1) % step != 0) spec->moe_layer[static_cast<size_t>(layer)] = 0;
-  }
-  for (const int64_t layer : reader.int64_list_or("mlp_only_layers", {}, 0, spec->layers - 1)) {
-    spec->moe_layer[static_cast<size_t>(layer)] = 0;
-  }
-  // The file always carries this width; it means nothing when every layer has experts.
-  if (spec->moe_layers() < spec->layers) spec->dense_ffn = reader.int64("intermediate_size", 1);
-}
-
-/// Settings of a DeepSeek router: bytes and FLOPs are the same under all of them, so a planner
-/// needs none, but a value nobody knows may be a model of another shape.
-void check_deepseek_router(JsonReader& reader, bool v2) {
-  const auto one_of = [&](const char* field, std::string fallback,
-                          const std::vector<std::string>& allowed) {
-    const std::string found = reader.string_or(field, std::move(fallback));
-    if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
-    throw InvalidInput(reader.where(), field, found, fmt::format("{}", fmt::join(allowed, ", ")));
-  };
-  one_of("scoring_func", v2 ? "softmax" : "sigmoid", {"softmax", "sigmoid"});
-  one_of("topk_method", v2 ? "greedy" : "noaux_tc", {"greedy", "group_limited_greedy", "noaux_tc"});
-  reader.number_or("routed_scaling_factor", 1.0, 1e-6, 1e6);
-  const int64_t groups = reader.int64_or("n_group", 1, 1);
-  reader.int64_or("topk_group", 1, 1, groups);
-  const int64_t every = reader.int64_or("moe_layer_freq", 1);
-  refuse_unless(every == 1, reader, "moe_layer_freq", fmt::format("{}", every), "1");
-}
-
-void read_deepseek(JsonReader& reader, ModelSpec* spec) {
-  const bool v2 = spec->family == "deepseek_v2";
-  const FamilyDefaults& defaults = v2 ? kDeepseekV2 : kDeepseekV3;
-  spec->layers = reader.int64("num_hidden_layers", 1, 4096);
-  spec->hidden = reader.int64("hidden_size", 1);
-  spec->heads = reader.int64("num_attention_heads", 1, int64_t{1} << 20);
-  spec->kv_heads = reader.int64_or("num_key_value_heads", spec->heads, 1);
-  refuse_unless(reader.has("q_lora_rank"), reader, "q_lora_rank", "null",
-                "a number (queries without a latent are not supported yet)");
-  spec->q_lora_rank = reader.int64("q_lora_rank", 1);
-  spec->kv_lora_rank = reader.int64("kv_lora_rank", 1);
-  spec->qk_nope_head_dim = reader.int64("qk_nope_head_dim", 1, int64_t{1} << 20);
-  spec->qk_rope_head_dim = reader.int64("qk_rope_head_dim", 1, int64_t{1} << 20);
-  spec->v_head_dim = reader.int64("v_head_dim", 1, int64_t{1} << 20);
-  // `head_dim` of these files is the rotated part alone, where transformers writes it.
-  spec->head_dim = spec->qk_nope_head_dim + spec->qk_rope_head_dim;
-  spec->vocab = reader.int64("vocab_size", 1);
-  spec->experts = reader.int64("n_routed_experts", 1);
-  spec->top_k = reader.int64("num_experts_per_tok", 1);
-  spec->expert_ffn = reader.int64("moe_intermediate_size", 1, int64_t{1} << 20);
-  spec->shared_ffn = reader.int64_or("n_shared_experts", 0, 0, 4096) * spec->expert_ffn;
-  spec->moe_layer.assign(static_cast<size_t>(spec->layers), 1);
-  const int64_t dense = reader.int64("first_k_dense_replace", 0, spec->layers);
-  std::fill_n(spec->moe_layer.begin(), dense, uint8_t{0});
-  if (dense > 0) spec->dense_ffn = reader.int64("intermediate_size", 1);
-  spec->norm_topk_prob = reader.boolean_or("norm_topk_prob", defaults.norm_topk_prob);
-  spec->rms_eps = reader.number_or("rms_norm_eps", defaults.rms_eps);
-  spec->rope_theta = rope_theta_of(reader, defaults.rope_theta, /*yarn_is_fine=*/true);
-  spec->name = reader.string_or("_name_or_path", "");
-  check_deepseek_router(reader, v2);
+ReadModel read_config(const Json& object, const std::string& where, ModelUse use) {
+  if (object.contains("text_config")) return read_nested_model(object, where, use);
+  return read_text_model(object, where, use, "");
 }
 
 Json common_keys(const ModelSpec& spec, int64_t max_positions, const char* architecture,
@@ -199,25 +110,31 @@ Json common_keys(const ModelSpec& spec, int64_t max_positions, const char* archi
 
 }  // namespace
 
+const std::vector<std::string>& hf_families() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Family& family : kFamilies) list.emplace_back(family.model_type);
+    return list;
+  }();
+  return names;
+}
+
+ReadModel read_hf_config(const Json& object, const std::string& where) {
+  return read_config(object, where, ModelUse::kPlan);
+}
+
+ReadModel read_model_file(const std::filesystem::path& path) {
+  const Json object = read_json_file(path);
+  const std::string where = path.string();
+  const bool hugging_face = object.contains("model_type") || object.contains("architectures");
+  if (hugging_face) return read_hf_config(object, where);
+  return {model_from_json(object, where), {}};
+}
+
 ModelSpec model_from_hf_config(const Json& object, const std::string& where) {
-  JsonReader reader(object, where);
-  ModelSpec spec;
-  spec.family = reader.string("model_type");
-  const bool deepseek =
-      spec.family == "deepseek_v2" || spec.family == "deepseek_v3" || spec.family == "kimi_k2";
-  if (!deepseek && spec.family != "mixtral" && spec.family != "qwen3_moe") {
-    throw InvalidInput(where, "model_type", spec.family, kFamilies);
-  }
-  refuse_unsupported(reader);
-  if (deepseek) {
-    read_deepseek(reader, &spec);
-  } else if (spec.family == "mixtral") {
-    read_mixtral(reader, &spec);
-  } else {
-    read_qwen3_moe(reader, &spec);
-  }
-  validate(spec, where);
-  return spec;
+  const std::string type = JsonReader(object, where).string_or("model_type", "");
+  const bool trained = type == "mixtral" || type == "qwen3_moe";
+  return read_config(object, where, trained ? ModelUse::kTrain : ModelUse::kPlan).spec;
 }
 
 Json to_hf_config(const ModelSpec& spec, int64_t max_positions) {
@@ -227,8 +144,9 @@ Json to_hf_config(const ModelSpec& spec, int64_t max_positions) {
     exported.family = mixtral ? "mixtral" : "qwen3_moe";
   }
   validate(exported, "export to Hugging Face");
-  if (exported.has_mla()) {
-    throw InvalidInput("export to Hugging Face", "family", exported.family, "mixtral, qwen3_moe");
+  if (const std::string feature = planned_only_feature(exported); !feature.empty()) {
+    throw InvalidInput("export to Hugging Face", "model", feature,
+                       "a model that mixtral or qwen3_moe can express");
   }
   if (exported.family == "mixtral") {
     Json config = common_keys(exported, max_positions, "MixtralForCausalLM", "mixtral");

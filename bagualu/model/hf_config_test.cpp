@@ -145,7 +145,7 @@ TEST(HfConfig, AcceptsAWindowThatNeverCuts) {
 
 TEST(HfConfig, RefusesWhatWouldChangeTheMathematics) {
   const std::vector<std::pair<const char*, Json>> mixtral_cases = {
-      {"model_type", "llama"},    {"hidden_act", "gelu"},         {"tie_word_embeddings", true},
+      {"model_type", "bert"},     {"hidden_act", "gelu"},         {"tie_word_embeddings", true},
       {"attention_bias", true},   {"attention_dropout", 0.1},     {"router_jitter_noise", 0.01},
       {"sliding_window", 1024},   {"num_hidden_layers", 0},       {"num_hidden_layers", "two"},
       {"num_attention_heads", 0}, {"num_local_experts", nullptr}, {"intermediate_size", nullptr},
@@ -181,6 +181,7 @@ TEST(HfConfig, RefusesScaledRope) {
 TEST(HfConfig, ReadsDeepSeekAsThePreset) {
   ModelSpec spec = model_from_hf_config(deepseek_json(), "config.json");
   EXPECT_EQ(spec.moe_layers(), 58);
+  EXPECT_EQ(spec.mtp_layers, 1);
   ModelSpec preset =
       model_from_file(std::string(BAGUALU_SOURCE_DIR) + "/configs/models/deepseek-v3.json");
   preset.name = spec.name;
@@ -198,19 +199,28 @@ TEST(HfConfig, ReadsDeepSeekAsThePreset) {
 
 TEST(HfConfig, RefusesADeepSeekItDoesNotKnow) {
   const std::vector<std::pair<const char*, Json>> cases = {
-      {"scoring_func", "tanh"},    {"topk_method", "best"},         {"moe_layer_freq", 2},
-      {"q_lora_rank", nullptr},    {"kv_lora_rank", nullptr},       {"n_routed_experts", nullptr},
-      {"topk_group", 9},           {"routed_scaling_factor", -1.0}, {"first_k_dense_replace", 62},
-      {"num_key_value_heads", 64}, {"attention_bias", true},        {"hidden_act", "gelu"},
+      {"scoring_func", "tanh"},
+      {"topk_method", "best"},
+      {"moe_layer_freq", 2},
+      {"kv_lora_rank", nullptr},
+      {"n_routed_experts", nullptr},
+      {"topk_group", 9},
+      {"mlp_bias", true},
+      {"routed_scaling_factor", -1.0},
+      {"first_k_dense_replace", 62},
+      {"num_key_value_heads", 64},
+      {"qk_head_dim", 128},
+      {"head_dim", 128},
+      {"num_mtp_layers", 2},
+      {"num_experts", 128},
   };
   for (const auto& [key, value] : cases) {
     Json object = deepseek_json();
     object[key] = value;
-    const std::string field = std::string(key) == "num_key_value_heads" ? "kv_heads" : key;
-    EXPECT_EQ(refused_field(object), field) << key << " = " << value;
+    EXPECT_EQ(refused_field(object), key) << key << " = " << value;
   }
   Json object = deepseek_json();
-  object["rope_scaling"] = {{"type", "longrope"}};
+  object["rope_scaling"] = {{"type", "fourier"}};
   EXPECT_EQ(refused_field(object), "rope_type");
 }
 

@@ -24,13 +24,13 @@ constexpr int64_t kMaxExperts = 4096;  // a token's scores lie on the router ker
 constexpr double kMaxParameters = 1e15;
 
 /// Rows of GEMM operands stay 64-byte aligned in fp32, so that a chunk of rows gives the same bits
-/// wherever it lies.
+/// wherever it lies. Asked of models that the runtime trains; a planned one has the widths it has.
 constexpr int64_t kWidthMultiple = 16;
 
 /// Complaints about one spec.
 class Checker {
  public:
-  explicit Checker(const std::string& where) : where_(where) {}
+  Checker(const std::string& where, bool trained) : where_(where), trained_(trained) {}
 
   void range(const char* field, int64_t value, int64_t min, int64_t max) const {
     if (value >= min && value <= max) return;
@@ -38,7 +38,7 @@ class Checker {
   }
   void width(const char* field, int64_t value) const {
     range(field, value, 1, kMaxWidth);
-    if (value % kWidthMultiple == 0) return;
+    if (!trained_ || value % kWidthMultiple == 0) return;
     fail(field, fmt::format("{}", value),
          "a multiple of 16 (rows stay 64-byte aligned, so that row chunks give the same bits)");
   }
@@ -52,6 +52,7 @@ class Checker {
 
  private:
   const std::string& where_;
+  bool trained_;
 };
 
 void validate_dimensions(const ModelSpec& spec, const Checker& check) {
@@ -208,7 +209,7 @@ const std::vector<std::string>& model_families() {
 }
 
 std::string planned_only_feature(const ModelSpec& spec) {
-  const std::array<std::pair<bool, const char*>, 16> features = {
+  const std::array<std::pair<bool, const char*>, 17> features = {
       {{spec.has_mla(), "latent attention (MLA)"},
        {!spec.has_moe(), "a model without experts"},
        {!spec.gated_mlp, "MLPs that are not gated"},
@@ -224,7 +225,9 @@ std::string planned_only_feature(const ModelSpec& spec) {
        {spec.mtp_layers > 0, "multi-token prediction"},
        {spec.learned_positions > 0, "learned positions"},
        {spec.attention_window > 0, "windowed attention"},
-       {spec.family == "megatron", "a model read from Megatron's arguments"}}};
+       {spec.family == "megatron", "a model read from Megatron's arguments"},
+       {spec.family != "native" && spec.family != "mixtral" && spec.family != "qwen3_moe",
+        "a model of another family than mixtral and qwen3_moe"}}};
   for (const auto& [found, name] : features) {
     if (found) return name;
   }
@@ -236,7 +239,7 @@ int64_t ModelSpec::moe_layers() const {
 }
 
 void validate(const ModelSpec& spec, const std::string& where) {
-  const Checker check(where);
+  const Checker check(where, /*trained=*/planned_only_feature(spec).empty());
   validate_dimensions(spec, check);
   validate_mla(spec, check);
   validate_layers(spec, check);

@@ -104,12 +104,9 @@ void validate(const ModelSpec& spec, const std::string& where);
 ModelSpec model_from_json(const Json& object, const std::string& where);
 Json to_json(const ModelSpec& spec);
 
-/// A Hugging Face config.json of model_type mixtral or qwen3_moe (transformers 5; also older files
-/// with a top-level rope_theta), or deepseek_v2, deepseek_v3 or kimi_k2. Keys that do not change
-/// the mathematics of training are ignored; keys that would, with a value we do not implement,
-/// throw InvalidInput. The last three families are for planning: what their routers and scaled RoPE
-/// compute is checked to be known and not kept, and their multi-token prediction layers are left
-/// out.
+/// As read_hf_config() in hf_config.h, and a file of model_type mixtral or qwen3_moe, which the
+/// runtime trains, is refused if a key of it would change the mathematics of training and is not
+/// implemented (tied embeddings, biases, dropout of attention, windows, scaled RoPE).
 /// The router's loss coefficient counts only with `output_router_logits: true`, as in transformers.
 ModelSpec model_from_hf_config(const Json& object, const std::string& where);
 
@@ -118,7 +115,8 @@ ModelSpec model_from_hf_config(const Json& object, const std::string& where);
 /// neither family can express the model (a shared expert or MLA, for instance).
 Json to_hf_config(const ModelSpec& spec, int64_t max_positions);
 
-/// Reads a native or a Hugging Face file; "model_type" in it makes the difference.
+/// Reads a native or a Hugging Face file; "model_type" in it makes the difference. For planning,
+/// read_model_file() in hf_config.h takes more.
 ModelSpec model_from_file(const std::filesystem::path& path);
 
 }  // namespace bagualu

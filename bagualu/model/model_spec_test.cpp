@@ -154,7 +154,7 @@ TEST(ModelSpec, RefusesHalfOrContradictoryLatentAttention) {
     Json object = good;
     object.erase(key);
     EXPECT_EQ(refused_field(object), key);
-    object[key] = 40;  // no multiple of 16
+    object[key] = -16;
     EXPECT_EQ(refused_field(object), key);
     object = tiny_json();
     object[key] = 64;  // the others are missing

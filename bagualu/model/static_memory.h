@@ -26,7 +26,8 @@ struct StaticMemory {
   int64_t total_bytes() const { return dense_bytes + expert_bytes + buffer_bytes + table_bytes; }
 };
 
-/// Scalars that the all-reduce of a step sums: losses, squared norm of expert gradients, stop flags.
+/// Scalars that the all-reduce of a step sums: losses, squared norm of expert gradients, stop
+/// flags.
 inline constexpr int64_t kReducedScalars = 8;
 
 /// Per group (dense, expert): fp32 master, gradient, exp_avg, exp_avg_sq, and a bf16 working copy
