@@ -258,10 +258,17 @@ const PartTimes& JobCost::head() { return head_; }
 
 double JobCost::send_ns() const {
   if (job_.layout.pp == 1) return 0;
-  const double bytes =
-      static_cast<double>(job_.sequence_tokens() * job_.model.hidden * job_.element_bytes);
-  return static_cast<double>(system_.collective_latency_ns) +
-         bytes * kNsPerS / links_.pp_bytes_per_s;
+  // Without sequence parallelism every tp rank holds the whole: each sends its part, and the
+  // receivers gather them.
+  const double tp = static_cast<double>(job_.layout.tp);
+  const double whole = static_cast<double>(job_.tokens() * job_.model.hidden * job_.element_bytes);
+  double ns = static_cast<double>(system_.collective_latency_ns) +
+              whole / tp * kNsPerS / links_.pp_bytes_per_s;
+  if (tp > 1 && !job_.layout.sequence_parallel) {
+    ns += static_cast<double>(system_.collective_latency_ns) +
+          whole * (tp - 1) / tp * kNsPerS / links_.tp_bytes_per_s;
+  }
+  return ns;
 }
 
 }  // namespace bagualu

@@ -37,6 +37,8 @@ void read_job_rates(JsonReader& reader, SystemSpec& system) {
                kAttentionBackwardFraction * s.attention_forward_efficiency_fraction);
   s.memory_efficiency_fraction =
       fraction("memory_efficiency_fraction", s.memory_efficiency_fraction);
+  s.optimizer_efficiency_fraction =
+      fraction("optimizer_efficiency_fraction", s.optimizer_efficiency_fraction);
   s.compute_units = reader.int64_or("compute_units", s.compute_units, 0, int64_t{1} << 20);
   s.node_size = reader.int64_or("node_size", s.node_size, 1, int64_t{1} << 20);
   s.node_link_bytes_per_s =
@@ -108,6 +110,7 @@ Json to_json(const SystemSpec& s) {
           {"attention_forward_efficiency_fraction", s.attention_forward_efficiency_fraction},
           {"attention_backward_efficiency_fraction", s.attention_backward_efficiency_fraction},
           {"memory_efficiency_fraction", s.memory_efficiency_fraction},
+          {"optimizer_efficiency_fraction", s.optimizer_efficiency_fraction},
           {"compute_units", s.compute_units},
           {"node_size", s.node_size},
           {"node_link_bytes_per_s", s.node_link_bytes_per_s},

@@ -36,6 +36,8 @@ struct SystemSpec {
   double attention_forward_efficiency_fraction = 0;   ///< fused; default: 0.8 of that of GEMMs
   double attention_backward_efficiency_fraction = 0;  ///< default: 0.9 of the forward's
   double memory_efficiency_fraction = 0.7;
+  double optimizer_efficiency_fraction =
+      0.8;  ///< of the bandwidth, by the optimizer's long vectors
   /// Multiprocessors that a GEMM's output tiles are dealt to; 0: the last round of tiles is not
   /// looked at.
   int64_t compute_units = 0;

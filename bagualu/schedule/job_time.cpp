@@ -113,16 +113,18 @@ double JobTimer::optimizer_ns(const RankWeights& weights) const {
   const bool adam = o.name != "sgd";
   const double moments = adam ? static_cast<double>(o.exp_avg_bytes + o.exp_avg_sq_bytes) : 0;
   const double main = static_cast<double>(o.main_gradient_bytes);
-  // Read for the norm, read and written by the clipping, read by the step; a cast copy is written.
-  const double per_element = 4 * gradient + 2 * main +
-                             2 * (static_cast<double>(o.master_bytes) + moments) +
-                             static_cast<double>(o.parameter_bytes);
+  // Read for the norm, read and written by the clipping, read by the step; where the optimizer
+  // keeps gradients of its own, they are cast first and the rest is done on them.
+  const double gradients = main > 0 ? gradient + 5 * main : 4 * gradient;
+  const double parameters = 2 * (static_cast<double>(o.master_bytes) + moments) +
+                            static_cast<double>(o.master_bytes + o.parameter_bytes);
+  const double per_element = gradients + parameters;
   const JobLayout& l = job_.layout;
   const double dense_ranks = o.distributed ? static_cast<double>(l.dp() * l.cp) : 1;
   const double expert_ranks = o.distributed ? static_cast<double>(l.expert_dp()) : 1;
   const double bytes = per_element * (weights.dense / dense_ranks + weights.expert / expert_ranks) +
                        gradient * (weights.dense + weights.expert);
-  return bytes * kNsPerS / (system_.memory_bytes_per_s * system_.memory_efficiency_fraction);
+  return bytes * kNsPerS / (system_.memory_bytes_per_s * system_.optimizer_efficiency_fraction);
 }
 
 /// Gradient sums, parameter gathers and the optimizer, of the rank that is through last.
