@@ -118,7 +118,7 @@ class Searcher {
 
   void look_at(size_t recompute) {
     ++result_.configurations;
-    const JobMemory memory(job_);
+    const JobMemory memory(job_, &cache_);
     SearchPoint point;
     point.layout = job_.layout;
     point.pipeline = job_.pipeline;
@@ -155,7 +155,7 @@ class Searcher {
     double most = 0;
     for (size_t i = 0; i < points_.size(); ++i) {
       restore(points_[i]);
-      const JobMemory memory(job_);
+      const JobMemory memory(job_, &cache_);
       const bool shown = i < keep;
       const bool ahead = survives(memory, most);
       if (!shown && !ahead) continue;
@@ -201,6 +201,7 @@ class Searcher {
   const RoutedLoads& loads_;
   const int64_t budget_bytes_;
   const int64_t global_batch_;
+  LayerProfileCache cache_;
   SearchResult result_;
   std::vector<SearchPoint> points_;
 };

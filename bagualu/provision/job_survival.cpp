@@ -2,11 +2,48 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace bagualu {
 namespace {
 
 constexpr double kStep = 1024;  // factors are looked for in steps of 1 / kStep
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Modules that a recompute list may name and this model has.
+std::vector<std::string> recompute_modules(const ModelSpec& model) {
+  std::vector<std::string> modules = {"core_attn", "layernorm"};
+  if (model.has_mla()) modules.emplace_back("mla_up_proj");
+  if (model.moe_layers() < model.layers) modules.emplace_back("mlp");
+  if (!model.has_moe()) return modules;
+  modules.insert(modules.end(), {"moe_act", "moe"});
+  if (model.shared_ffn > 0) modules.emplace_back("shared_experts");
+  return modules;
+}
+
+/// Modules whose inputs can be offloaded. attn_proj goes with core_attn only, so it is no action
+/// of its own.
+std::vector<std::string> offload_modules(const ModelSpec& model) {
+  std::vector<std::string> modules = {"attn_norm", "core_attn", "mlp_norm"};
+  if (model.has_moe()) modules.insert(modules.end(), {"expert_fc1", "moe_act"});
+  return modules;
+}
+
+/// A module is recomputed or offloaded, not both; recomputing a whole MoE layer drops what its
+/// experts' modules would have offloaded.
+bool excluded(const Job& job, const std::string& module, bool recompute) {
+  if (recompute) {
+    if (contains(job.offload.modules, module)) return true;
+    return module == "moe" && (contains(job.offload.modules, "expert_fc1") ||
+                               contains(job.offload.modules, "moe_act"));
+  }
+  return contains(job.recompute.modules, module) ||
+         (contains(job.recompute.modules, "moe") &&
+          (module == "expert_fc1" || module == "moe_act"));
+}
 
 }  // namespace
 
@@ -34,6 +71,30 @@ double largest_survivable_factor(const Job& job, const JobMemory& memory, int64_
     (fits(static_cast<double>(middle) / kStep) ? low : high) = middle;
   }
   return static_cast<double>(low) / kStep;
+}
+
+std::vector<std::pair<std::string, Job>> job_actions(const Job& job) {
+  std::vector<std::pair<std::string, Job>> actions;
+  if (job.recompute.granularity == RecomputeGranularity::kFull) return actions;
+  for (const std::string& module : recompute_modules(job.model)) {
+    if (contains(job.recompute.modules, module) || excluded(job, module, true)) continue;
+    actions.emplace_back("recompute " + module, job);
+    RecomputeSettings& settings = actions.back().second.recompute;
+    settings.granularity = RecomputeGranularity::kSelective;
+    settings.modules.push_back(module);
+    std::sort(settings.modules.begin(), settings.modules.end());
+  }
+  for (const std::string& module : offload_modules(job.model)) {
+    if (contains(job.offload.modules, module) || excluded(job, module, false)) continue;
+    actions.emplace_back("offload " + module, job);
+    actions.back().second.offload.modules.push_back(module);
+  }
+  actions.emplace_back("recompute every layer", job);
+  Job& full = actions.back().second;
+  full.recompute = {};
+  full.recompute.granularity = RecomputeGranularity::kFull;
+  full.offload = {};
+  return actions;
 }
 
 OomForecast oom_forecast(const Job& job, const JobMemory& memory, int64_t budget_bytes,

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bagualu/model/job.h"
@@ -20,6 +22,10 @@ double worst_imbalance(const Job& job);
 /// Units:   found to 1/1024.
 double largest_survivable_factor(const Job& job, const JobMemory& memory, int64_t pp_rank,
                                  int64_t budget_bytes);
+
+/// The job with one more action each: every module that its framework can recompute or offload
+/// beside what it does already, and all layers recomputed. Named as "recompute moe_act".
+std::vector<std::pair<std::string, Job>> job_actions(const Job& job);
 
 /// What a recorded routing trace would have done to this job.
 struct OomForecast {
