@@ -387,6 +387,9 @@ Json to_json(const ModelSpec& spec) {
                  {"aux_loss_coef", spec.aux_loss_coef},
                  {"z_loss_coef", spec.z_loss_coef},
                  {"router_bias_rate", spec.router_bias_rate}};
+  if (!spec.has_moe()) {
+    for (const char* key : {"top_k", "expert_ffn", "dense_layers"}) object.erase(key);
+  }
   // Files and keys of models without a variant stay as they were.
   write_variants(spec, &object);
   if (!spec.has_mla()) return object;

@@ -61,8 +61,19 @@ class ModelSpec:
 _REQUIRED = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k",
              "expert_ffn")
 _OPTIONAL_SIZES = ("dense_ffn", "shared_ffn")
-_LATENT_ATTENTION = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-                     "v_head_dim")
+# Keys of models that `bagualu plan` knows and the runtime does not, with what they stand for.
+_PLANNED_ONLY = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+                               "qk_rope_head_dim", "v_head_dim"), "latent attention (MLA)") | {
+    "layer_norm": "LayerNorm", "tied_embeddings": "tied embeddings",
+    "qkv_bias": "biases of attention", "attn_out_bias": "biases of attention",
+    "mlp_bias": "biases of MLPs", "router_bias": "a trained bias of the router",
+    "qk_norm_full_width": "a query norm over all heads",
+    "qk_norm_weightless": "a query norm without weights", "attn_sinks": "attention sinks",
+    "shared_gate": "a gate on the shared expert", "mtp_layers": "multi-token prediction",
+    "learned_positions": "learned positions", "attention_window": "windowed attention",
+    "windowed_layers": "windowed attention",
+}
+_PLANNED_ONLY_RULE = "none: such models are planned for, the runtime has no operators for them"
 _FLOATS = {"rms_eps": (0.0, 1.0), "rope_theta": (1.0, 1e12), "dropout": (0.0, 1.0),
            "aux_loss_coef": (0.0, 1e6), "z_loss_coef": (0.0, 1e6), "router_bias_rate": (0.0, 1e6)}
 
@@ -128,11 +139,13 @@ def model_from_dict(value: dict[str, Any], where: str) -> ModelSpec:
     version = value.pop("version", _SCHEMA_VERSION)
     if version != _SCHEMA_VERSION:
         raise InvalidInput(where, "version", json.dumps(version), str(_SCHEMA_VERSION))
-    for key in _LATENT_ATTENTION:
-        if value.pop(key, 0) not in (0, None):
-            raise InvalidInput(where, key, "latent attention (MLA)",
-                               "0: such models are planned for, the runtime has no operators for "
-                               "them")
+    for key, feature in _PLANNED_ONLY.items():
+        if value.pop(key, 0) not in (0, None, False, []):
+            raise InvalidInput(where, key, feature, _PLANNED_ONLY_RULE)
+    if value.pop("gated_mlp", True) is not True:
+        raise InvalidInput(where, "gated_mlp", "MLPs that are not gated", _PLANNED_ONLY_RULE)
+    if value.get("experts") == 0:
+        raise InvalidInput(where, "experts", "a model without experts", _PLANNED_ONLY_RULE)
     known = {entry.name for entry in fields(ModelSpec)}
     for key in value:
         if key not in known:
