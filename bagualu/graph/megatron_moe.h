@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "bagualu/graph/graph.h"
+#include "bagualu/model/job.h"
 #include "bagualu/model/model_spec.h"
 
 namespace bagualu {
@@ -24,6 +25,29 @@ struct MegatronGraphOptions {
   /// that neither leaves without a decision. 1 byte per element and an fp32 scale per 128 elements.
   bool fp8_twins = false;
   int64_t router_probs_element_bytes = 2;  ///< 4 with --moe-router-dtype fp32
+
+  // Layouts and variants of a planned job. `seq` is what one context-parallel rank holds.
+  int64_t tp = 1;  ///< divides heads (kv heads are shared where there are fewer)
+  bool sequence_parallel =
+      false;  ///< with tp: residual stream, norms, router and rows sent by 1/tp
+  int64_t cp = 1;
+  bool cp_exchanges_heads = false;  ///< all-to-all: the output exists on both sides of it
+  int64_t etp = 1;                  ///< divides the experts' width; R counts the gathered rows
+  int64_t element_bytes = 2;
+  bool attention_unfused = false;  ///< scores are kept
+  double attention_dropout = 0;    ///< with unfused attention: its mask and product are kept
+  CrossEntropy cross_entropy = CrossEntropy::kUnfused;
+  int64_t padded_vocab = 0;  ///< rows of the head over all tp ranks; 0: the model's vocab
+  /// Rows a rank sends in an exchange, the same at every load; 0: its tokens times top_k.
+  int64_t sent_rows = 0;
+  bool allgather_dispatch = false;  ///< every rank of tp and ep gathers all tokens, sends none
+  /// Also what lives inside one forward or backward only and no backward reads: exchanged rows on
+  /// both sides of a sort, gathered inputs, gradients being summed, scores of the router, weight
+  /// gradients. Without it workspaces are empty.
+  bool transients = false;
+  /// With transients: a weight's gradient exists for a moment beside the buffer, since the GEMM
+  /// does not add to the buffer, or autograd is handed an empty one each time.
+  bool weight_gradients = false;
 };
 
 /// The operator graph of the `megatron` implementation profile: what Megatron-Core keeps for
@@ -33,10 +57,20 @@ struct MegatronGraphOptions {
 /// them again.
 /// Shapes: docs/design.md, section 4, table of the megatron profile; T = micro_batch_size * seq.
 /// Names carry the model's layer number, StorageSpec::layer and loads the stage's (from 0).
-/// Workspaces are empty; gradients are storages of the size of what they differentiate.
-/// Requires: a validated spec. Ensures: finalize() has run.
-/// Throws: InvalidInput if the layer range or ep_size does not fit the model.
-/// Source: Megatron-Core and Transformer Engine as read by Megatron-MoE-ModelZoo's memory estimate.
+/// Workspaces are empty without `transients`; gradients are storages of the size of what they
+/// differentiate. Requires: a validated spec. Ensures: finalize() has run. Throws: InvalidInput if
+/// the layer range or ep_size does not fit the model. Source: Megatron-Core and Transformer Engine
+/// as read by Megatron-MoE-ModelZoo's memory estimate.
 Graph build_megatron_graph(const ModelSpec& spec, const MegatronGraphOptions& options);
+
+/// The last norm, the head and the loss alone; their input arrives as a stage's does.
+Graph build_megatron_head(const ModelSpec& spec, const MegatronGraphOptions& options);
+
+/// The options that a job's layout and settings imply, for one layer in the middle of a stage.
+MegatronGraphOptions megatron_options(const Job& job);
+
+/// Rows an expert-parallel rank receives of a balanced router and of one `factor` times as much;
+/// with a capacity, at most what that lets through, and exactly that if rows are padded to it.
+int64_t expert_rows(const Job& job, double factor);
 
 }  // namespace bagualu

@@ -2,7 +2,8 @@
 
 namespace bagualu {
 
-MegatronWriter::MegatronWriter(int64_t tokens, int64_t layers) {
+MegatronWriter::MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients)
+    : summed_gradients_(summed_gradients) {
   graph_.tokens = tokens;
   graph_.layers = static_cast<int>(layers);
 }
@@ -60,6 +61,11 @@ void MegatronWriter::add(MegatronStep step) {
   op.layer = layer_;
   op.stream = step.stream;
   op.reads = std::move(step.reads);
+  op.reads.insert(op.reads.end(), step.holds.begin(), step.holds.end());
+  held_.push_back(step.holds.size());
+  parts_.push_back(step.writes_parts);
+  if (!step.fwd_scratch.empty()) op.fwd_workspace.phases.push_back(std::move(step.fwd_scratch));
+  if (!step.bwd_scratch.empty()) op.bwd_workspace.phases.push_back(std::move(step.bwd_scratch));
   op.creates = std::move(step.creates);
   op.bwd_saved = std::move(step.bwd_saved);
   graph_.ops.push_back(std::move(op));
@@ -87,6 +93,15 @@ Graph MegatronWriter::take() {
   return std::move(graph_);
 }
 
+namespace {
+
+void add_scratch(Workspace& workspace, ByteFormula bytes) {
+  if (workspace.phases.empty()) workspace.phases.emplace_back();
+  workspace.phases.back().push_back(bytes);
+}
+
+}  // namespace
+
 // Backward reads the gradients of what an op created and creates those of what it read, or adds
 // to them if a later reader's backward has created them.
 void MegatronWriter::add_gradients() {
@@ -102,18 +117,20 @@ void MegatronWriter::add_gradients() {
         op->bwd_reads.push_back(gradient_of_[s]);
       }
     }
-    pass_gradients(*op);
+    pass_gradients(*op, static_cast<size_t>(&*op - graph_.ops.data()));
   }
 }
 
-void MegatronWriter::pass_gradients(OpSpec& op) {
+void MegatronWriter::pass_gradients(OpSpec& op, size_t index) {
   // A sum hands its gradient on: one tensor is the gradient of the residual stream throughout.
   const bool sum = op.kind == OpKind::kAttnBda || op.kind == OpKind::kMlpBda;
-  for (int s : op.reads) {
-    const int target = differentiates_[s];
+  const bool summed = summed_gradients_ && parts_[index] == 0 && !sum;
+  for (size_t i = 0; i + held_[index] < op.reads.size(); ++i) {
+    const int target = differentiates_[op.reads[i]];
     if (target < 0) continue;
     if (gradient_of_[target] >= 0) {
       op.bwd_reads.push_back(gradient_of_[target]);
+      if (summed) add_scratch(op.bwd_workspace, graph_.storages[target].bytes);
     } else if (sum) {
       gradient_of_[target] = gradient_of_[op.creates.front()];
     } else {

@@ -19,14 +19,19 @@ struct MegatronStep {
   std::vector<int> creates = {};
   std::vector<int> bwd_saved = {};
   Stream stream = Stream::kCompute;
-  std::string name = {};  ///< the kind's name if empty
+  std::string name = {};        ///< the kind's name if empty
+  std::vector<int> holds = {};  ///< not read, but alive until here (a caller's variables)
+  bool writes_parts = false;    ///< its gradients are parts of what it read: nothing is summed
+  std::vector<ByteFormula> fwd_scratch = {};
+  std::vector<ByteFormula> bwd_scratch = {};
 };
 
 /// Writes operators, storages and gradients of the megatron profile's graph; knows its conventions
 /// but no transformer. Every saved storage is a unit of its own.
 class MegatronWriter {
  public:
-  MegatronWriter(int64_t tokens, int64_t layers);
+  /// `summed_gradients`: a gradient that is added to one that exists takes bytes of its own first.
+  MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients = false);
 
   /// From here on storages and ops belong to this layer of the stage (-1: embedding, head), named
   /// by its number in the model.
@@ -58,12 +63,15 @@ class MegatronWriter {
 
  private:
   void add_gradients();
-  void pass_gradients(OpSpec& op);
+  void pass_gradients(OpSpec& op, size_t index);
   int gradient(int of);
 
   Graph graph_;
+  bool summed_gradients_ = false;
   int layer_ = -1;
   std::string prefix_;
+  std::vector<size_t> held_;         ///< by op: reads at the end of its list that it only holds
+  std::vector<uint8_t> parts_;       ///< by op: MegatronStep::writes_parts
   std::vector<int> differentiates_;  ///< by storage: itself, a twin's original, or -1
   std::vector<int> gradient_of_;     ///< by storage; -1: none yet
 };

@@ -11,10 +11,10 @@ namespace bagualu {
 
 /// Bytes of one kind of a rank's model state and what they are made of.
 struct StaticBucket {
-  std::string name;         ///< "parameters", "gradients", "masters", "exp_avg", "exp_avg_sq", ...
-  std::string part;         ///< "dense", "expert", or "" where there is no such split
-  int64_t elements = 0;     ///< of the rank, before the division
-  int64_t divisor = 1;      ///< ranks that share the elements (distributed optimizer), or 1
+  std::string name;      ///< "parameters", "gradients", "masters", "exp_avg", "exp_avg_sq", ...
+  std::string part;      ///< "dense", "expert", or "" where there is no such split
+  int64_t elements = 0;  ///< of the rank, before the division
+  int64_t divisor = 1;   ///< ranks that share the elements (distributed optimizer), or 1
   int64_t element_bytes = 0;
   int64_t bytes = 0;
 };

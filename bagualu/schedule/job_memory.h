@@ -1,10 +1,10 @@
 // Memory of a training job's pipeline ranks over a step. Start here: JobMemory.
 //
 // Glossary
-//   saved       what a layer's forward leaves for its backward; affine in the rows R its experts get.
-//   transient   what lives only inside one forward or one backward of a layer.
-//   layer kind  layers with the same shapes, settings and residencies; sized once.
-//   balanced    RoutedLoads factor 1: R = Job::balanced_rows().
+//   saved       what a layer's forward leaves for its backward; affine in the rows R its experts
+//   get. transient   what lives only inside one forward or one backward of a layer. layer kind
+//   layers with the same shapes, settings and residencies; sized once. balanced    RoutedLoads
+//   factor 1: R = Job::balanced_rows().
 // Invariants
 //   Peaks are of the allocator's count (torch.cuda.max_memory_allocated): communication bytes
 //   outside it and the allocator's reserve are separate fields.
@@ -39,7 +39,7 @@ struct KindBytes {
 
 /// Where the peak of a rank is.
 struct PeakCause {
-  PipelinePass pass;  ///< virtual stage, micro-batch, forward or backward
+  PipelinePass pass;   ///< virtual stage, micro-batch, forward or backward
   int64_t layer = -1;  ///< of the model; -1: embedding, head
   std::string op;      ///< "layer10.combine_unpack", "lm_head"
 };
