@@ -18,7 +18,7 @@ int64_t MegatronBuilder::kv_heads() const {
 
 void MegatronBuilder::attention() {
   const int input = hidden_;
-  const Normed normed = norm(OpKind::kAttnNorm, "attn", input);
+  const Normed normed = norm(OpKind::kAttnNorm, "attn", input, /*gemm_only=*/true);
   const Operand x = operand(normed.out, "normed_attn", spec_.hidden);
   const auto [q_in, k_in, v] = spec_.has_mla() ? latent_projections(x) : projections(x);
   const int q = writer_.saved("q", tokens_of(q_width()));

@@ -56,6 +56,9 @@ class MegatronBuilder {
   int64_t kv_heads() const;  ///< of one tp rank
   int64_t q_width() const { return spec_.q_width() / options_.tp; }
   int64_t kv_width() const { return kv_heads() * spec_.head_dim; }
+  /// A GEMM's input: with an FP8 copy only that one is kept, where transients are told apart.
+  int gemm_input(std::string_view name, ByteFormula bytes, Rebuild rebuild = Rebuild::kOp);
+  bool keeps_copy_only() const { return options_.transients && options_.fp8_twins; }
   int64_t sent_rows() const;
   bool sorts_rows() const;
   bool gathers() const { return options_.tp > 1 && options_.sequence_parallel; }
@@ -63,7 +66,7 @@ class MegatronBuilder {
   void begin();
   void end();
   void head();
-  Normed norm(OpKind kind, std::string_view which, int input);
+  Normed norm(OpKind kind, std::string_view which, int input, bool gemm_only = false);
   Operand operand(int storage, const std::string& name, int64_t width, bool rows = false);
   /// Scratch of a GEMM whose input is gathered over tp (column parallel) or whose output is summed
   /// (row parallel), and of its weight's gradient.

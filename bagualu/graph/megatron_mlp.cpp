@@ -26,7 +26,7 @@ bool MegatronBuilder::sorts_rows() const {
 }
 
 void MegatronBuilder::mlp_norm() {
-  normed_mlp_ = norm(OpKind::kMlpNorm, "mlp", hidden_mid_).out;
+  normed_mlp_ = norm(OpKind::kMlpNorm, "mlp", hidden_mid_, !spec_.is_moe(number_)).out;
   // Only the wide GEMMs read the FP8 copy; the router and the dispatch read bf16.
   mlp_input_ = {normed_mlp_, {normed_mlp_}};
   if (spec_.shared_ffn > 0 || !spec_.is_moe(number_)) {
@@ -53,7 +53,7 @@ int MegatronBuilder::mlp(const Mlp& mlp) {
             .creates = {fc1},
             .bwd_saved = mlp_input_.saved},
            spec_.hidden, 0, fc1_width * spec_.hidden);
-  const int act = writer_.saved(mlp.name + "_act.out", tokens_of(ffn));
+  const int act = gemm_input(mlp.name + "_act.out", tokens_of(ffn));
   writer_.add({.kind = mlp.act, .reads = {fc1}, .creates = {act}, .bwd_saved = {fc1}});
   const Operand in = operand(act, mlp.name + "_act.out", ffn);
   const int out = writer_.unsaved(mlp.name + "_fc2.out", hidden_bytes_);
@@ -104,7 +104,7 @@ MegatronBuilder::Routing MegatronBuilder::router() {
 MegatronBuilder::Rows MegatronBuilder::dispatch(const Routing& routing) {
   const bool exchange = options_.ep_size * options_.etp > 1;
   const Rebuild rebuild = exchange ? Rebuild::kNever : Rebuild::kOp;
-  const int rows = writer_.saved("rows", rows_of(spec_.hidden), rebuild);
+  const int rows = gemm_input("rows", rows_of(spec_.hidden), rebuild);
   std::vector<int> made = {rows};
   int row_probs = -1;
   if (!options_.gate_at_combine) {
@@ -171,7 +171,7 @@ int MegatronBuilder::experts(const Rows& rows) {
   add_gemm(
       {.kind = OpKind::kExpertFc1, .reads = {in.forward}, .creates = {fc1}, .bwd_saved = in.saved},
       0, 0, local * fc1_width * spec_.hidden);
-  const int act = writer_.saved("moe_act.out", rows_of(ffn));
+  const int act = gemm_input("moe_act.out", rows_of(ffn));
   std::vector<int> act_reads = {fc1};
   if (rows.probs >= 0) act_reads.push_back(rows.probs);
   writer_.add(

@@ -115,15 +115,22 @@ void MegatronBuilder::head() {
       {.kind = OpKind::kLoss, .reads = {logits}, .creates = {softmax}, .bwd_saved = {softmax}});
 }
 
-MegatronBuilder::Normed MegatronBuilder::norm(OpKind kind, std::string_view which, int input) {
+MegatronBuilder::Normed MegatronBuilder::norm(OpKind kind, std::string_view which, int input,
+                                              bool gemm_only) {
   const int64_t statistics = (spec_.layer_norm ? 2 : 1) * kFp32Bytes;
-  const Normed made = {writer_.saved("normed_" + std::string(which), hidden_bytes_),
-                       writer_.constant("rstd_" + std::string(which), sequence_bytes(statistics))};
+  const std::string name = "normed_" + std::string(which);
+  const Normed made = {
+      gemm_only ? gemm_input(name, hidden_bytes_) : writer_.saved(name, hidden_bytes_),
+      writer_.constant("rstd_" + std::string(which), sequence_bytes(statistics))};
   writer_.add({.kind = kind,
                .reads = {input},
                .creates = {made.out, made.rstd},
                .bwd_saved = {input, made.rstd}});
   return made;
+}
+
+int MegatronBuilder::gemm_input(std::string_view name, ByteFormula bytes, Rebuild rebuild) {
+  return keeps_copy_only() ? writer_.unsaved(name, bytes) : writer_.saved(name, bytes, rebuild);
 }
 
 MegatronBuilder::Operand MegatronBuilder::operand(int storage, const std::string& name,
@@ -136,6 +143,10 @@ MegatronBuilder::Operand MegatronBuilder::operand(int storage, const std::string
                               : split ? sequence_bytes(bytes)
                                       : per_token(bytes);
   const int copy = writer_.twin(storage, name, formula);
+  if (keeps_copy_only()) {
+    if (rows) writer_.never_rebuild(copy);  // it would repeat the exchange
+    return {copy, {copy}};
+  }
   return {copy, {storage, copy}};
 }
 

@@ -48,6 +48,10 @@ class MegatronWriter {
   /// Returns: the same storage, its unit pinned.
   int pin(int storage);
 
+  void never_rebuild(int storage) {
+    graph_.units[graph_.storages[storage].unit].rebuild = Rebuild::kNever;
+  }
+
   /// The FP8 copy of a bf16 storage and the cast that makes it; gradients go past it to the
   /// original.
   int twin(int original, const std::string& name, ByteFormula bytes);

@@ -95,8 +95,9 @@ class JobMemory {
   /// rows. Cost: below 0.1 us.
   int64_t layer_bytes(int64_t layer, double factor) const;
 
- private:
   struct State;
+
+ private:
   std::unique_ptr<State> state_;
 };
 

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bagualu/graph/megatron_moe.h"
+#include "bagualu/model/job_static.h"
+#include "bagualu/schedule/job_memory.h"
+#include "bagualu/schedule/layer_profile.h"
+
+namespace bagualu {
+
+enum class LayerKind : uint8_t { kDense, kMoe, kHead };
+
+/// Everything that the sizes of a kind of layer depend on, its loads aside.
+struct LayerKey {
+  std::array<int64_t, 33> numbers{};
+  double capacity_factor = 0;
+  double offload_fraction = 1;
+  std::vector<std::string> modules, offload_modules;
+  bool operator<(const LayerKey& other) const {
+    return std::tie(numbers, capacity_factor, offload_fraction, modules, offload_modules) <
+           std::tie(other.numbers, other.capacity_factor, other.offload_fraction, other.modules,
+                    other.offload_modules);
+  }
+};
+LayerKey layer_key(const Job& job, LayerKind kind);
+
+struct KindProfile {
+  LayerProfile profile;
+  LayerProfile whole;  ///< nothing recomputed or offloaded: what full recompute makes again
+};
+
+/// The graph of one layer of a kind, or of the head.
+Graph kind_graph(const Job& job, LayerKind kind);
+
+/// One virtual stage with one micro-batch.
+struct StageBytes {
+  int64_t saved = 0;
+  int64_t forward = 0;   ///< highest above what was there before
+  int64_t backward = 0;  ///< highest in place of `saved`
+  // Where those are: number of the part (layer of the stage, or the head behind them).
+  int forward_part = 0;
+  int backward_part = 0;
+};
+
+/// The highest moment of a rank.
+struct RankPeak {
+  int64_t bytes = -1;  ///< above the static ones
+  PipelinePass pass;
+  int part = 0;
+  int64_t in_flight = 0;
+  int64_t held = 0;                    ///< boundary tensors that outlive their pass
+  std::vector<PipelinePass> resident;  ///< forwards whose bytes are held, the pass's own included
+};
+
+struct JobMemory::State {
+  State(const Job& made_for, LayerProfileCache* cache);
+
+  std::shared_ptr<const KindProfile> kind(LayerKind which, LayerProfileCache* cache) const;
+  LayerKind kind_of(int64_t layer) const {
+    return job.model.is_moe(layer) ? LayerKind::kMoe : LayerKind::kDense;
+  }
+  const KindProfile& layer_kind(int64_t layer) const {
+    return *kinds[static_cast<size_t>(kind_of(layer))];
+  }
+
+  StageBytes stage_bytes(int64_t stage, const RoutedLoads& loads, int64_t microbatch) const;
+  StageBytes full_recompute_bytes(int64_t stage, const RoutedLoads& loads,
+                                  int64_t microbatch) const;
+  /// Passes of the rank in order. `microbatches`: of the step, or fewer where all are alike.
+  std::vector<PipelinePass> passes(int64_t pp_rank, int64_t microbatches) const;
+  RankPeak walk_rank(int64_t pp_rank, const RoutedLoads& loads, std::vector<JobMemoryPoint>* points,
+                     bool with_resident = false) const;
+
+  Job job;
+  ModelParameters parameters;
+  std::array<std::shared_ptr<const KindProfile>, 3> kinds;
+  int64_t boundary_bytes = 0;            ///< a micro-batch's tensor between two stages
+  int64_t embedding_gradient_bytes = 0;  ///< of the whole matrix, before it is added
+  int64_t balanced_rows = 0;
+};
+
+}  // namespace bagualu

@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <utility>
+
+#include "bagualu/schedule/job_memory_state.h"
+
+namespace bagualu {
+namespace {
+
+/// Adds layers of a stage one by one; the highest moment of each pass is kept with its part.
+class StageSum {
+ public:
+  void add(const LayerProfile& part, int64_t rows, int number) {
+    const int64_t forward = sum_.saved + draining_ + part.forward_bytes(rows);
+    const int64_t backward = sum_.saved + draining_ + part.backward_bytes(rows);
+    if (forward > sum_.forward) {
+      sum_.forward = forward;
+      sum_.forward_part = number;
+    }
+    if (backward > sum_.backward) {
+      sum_.backward = backward;
+      sum_.backward_part = number;
+    }
+    sum_.saved += part.saved.at(rows);
+    // Copied to the host while the next layer runs forward, and back while it runs backward.
+    draining_ = part.offloaded.at(rows);
+  }
+  void gradient_of_embedding(int64_t bytes) {
+    if (bytes <= sum_.backward) return;
+    sum_.backward = bytes;
+    sum_.backward_part = -1;
+  }
+  const StageBytes& sum() const { return sum_; }
+
+ private:
+  StageBytes sum_;
+  int64_t draining_ = 0;
+};
+
+}  // namespace
+
+StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads,
+                                         int64_t microbatch) const {
+  if (job.recompute.granularity == RecomputeGranularity::kFull) {
+    return full_recompute_bytes(stage, loads, microbatch);
+  }
+  const StageContent& content = job.stages[static_cast<size_t>(stage)];
+  const bool alike = loads.by_layer.empty();
+  StageSum sum;
+  int64_t rows = alike ? expert_rows(job, loads.at(0, microbatch)) : 0;
+  int number = 0;
+  for (int64_t i = 0; i < content.layer_count; ++i) {
+    const int64_t layer = content.first_layer + i;
+    if (!alike && job.model.is_moe(layer)) rows = expert_rows(job, loads.at(layer, microbatch));
+    sum.add(layer_kind(layer).profile, rows, number++);
+  }
+  for (int64_t i = 0; i < content.mtp_layers; ++i) {
+    sum.add(layer_kind(job.model.layers - 1).profile, rows, number++);
+    sum.add(kinds[2]->profile, 0, number++);
+  }
+  if (content.head) sum.add(kinds[2]->profile, 0, number);
+  if (content.embedding) sum.gradient_of_embedding(embedding_gradient_bytes + boundary_bytes);
+  return sum.sum();
+}
+
+// Groups of layers keep their first input. In the backward a group's forward runs again, keeping
+// everything, and then its backward.
+StageBytes JobMemory::State::full_recompute_bytes(int64_t stage, const RoutedLoads& loads,
+                                                  int64_t microbatch) const {
+  const StageContent& content = job.stages[static_cast<size_t>(stage)];
+  const int64_t split =
+      job.recompute.distribute_saved && !job.layout.sequence_parallel ? job.layout.tp : 1;
+  StageBytes sum;
+  const auto raise = [&](int64_t& highest, int& part, int64_t bytes, int number) {
+    if (bytes <= highest) return;
+    highest = bytes;
+    part = number;
+  };
+  const int64_t layers = content.layer_count + content.mtp_layers;
+  int64_t first = 0;
+  while (first < layers) {
+    // uniform: groups of `layers`; block: the first `layers` one by one, the others kept whole
+    const bool recomputed = !job.recompute.block || first < job.recompute.layers;
+    const int64_t size = job.recompute.block
+                             ? 1
+                             : std::min(std::max<int64_t>(1, job.recompute.layers), layers - first);
+    int64_t inside = 0;
+    const int64_t kept = sum.saved;
+    for (int64_t i = first; i < first + size; ++i) {
+      const int64_t layer = std::min(content.first_layer + i, job.model.layers - 1);
+      const int64_t rows =
+          job.model.is_moe(layer) ? expert_rows(job, loads.at(layer, microbatch)) : 0;
+      const LayerProfile& whole = layer_kind(layer).whole;
+      const auto number = static_cast<int>(i);
+      const int64_t before = recomputed ? boundary_bytes : 0;
+      raise(sum.forward, sum.forward_part, kept + before + whole.forward_bytes(rows), number);
+      raise(sum.backward, sum.backward_part,
+            kept + inside +
+                std::max(whole.forward_bytes(rows) + boundary_bytes, whole.backward_bytes(rows)),
+            number);
+      inside += whole.saved.at(rows);
+      if (i == first) sum.saved += recomputed ? whole.input.fixed / split : whole.saved.at(rows);
+    }
+    first += size;
+  }
+  if (content.head) {
+    const LayerProfile& head = kinds[2]->profile;
+    const auto number = static_cast<int>(layers);
+    raise(sum.forward, sum.forward_part, sum.saved + head.forward_bytes(0), number);
+    raise(sum.backward, sum.backward_part, sum.saved + head.backward_bytes(0), number);
+    sum.saved += head.saved.at(0);
+  }
+  if (content.embedding) {
+    raise(sum.backward, sum.backward_part, embedding_gradient_bytes + boundary_bytes, -1);
+  }
+  return sum;
+}
+
+namespace {
+
+std::vector<PipelinePass> one_f_one_b_passes(int pp, int rank, int64_t microbatches) {
+  std::vector<PipelinePass> passes;
+  const auto m = static_cast<int>(microbatches);
+  const int ahead = std::min(pp - 1 - rank, m);
+  int backward = 0;
+  for (int i = 0; i < m; ++i) {
+    passes.push_back({rank, PassKind::kForward, i});
+    if (i >= ahead) passes.push_back({rank, PassKind::kBackward, backward++});
+  }
+  while (backward < m) passes.push_back({rank, PassKind::kBackward, backward++});
+  return passes;
+}
+
+std::vector<PipelinePass> interleaved_passes(int pp, int chunks, int rank, int64_t microbatches) {
+  std::vector<PipelinePass> passes;
+  const auto total = static_cast<int>(microbatches) * chunks;
+  const int ahead = std::min(2 * (pp - 1 - rank) + (chunks - 1) * pp, total);
+  const auto pass = [&](int k, PassKind kind) {
+    const int chunk = k / pp % chunks;
+    const int from_end = kind == PassKind::kForward ? chunk : chunks - 1 - chunk;
+    return PipelinePass{from_end * pp + rank, kind, k / (pp * chunks) * pp + k % pp};
+  };
+  int backward = 0;
+  for (int k = 0; k < total; ++k) {
+    passes.push_back(pass(k, PassKind::kForward));
+    if (k >= ahead) passes.push_back(pass(backward++, PassKind::kBackward));
+  }
+  while (backward < total) passes.push_back(pass(backward++, PassKind::kBackward));
+  return passes;
+}
+
+}  // namespace
+
+std::vector<PipelinePass> JobMemory::State::passes(int64_t pp_rank, int64_t microbatches) const {
+  const auto pp = static_cast<int>(job.layout.pp);
+  const auto rank = static_cast<int>(pp_rank);
+  const auto chunks = static_cast<int>(job.stages_per_rank());
+  if (job.pipeline == PipelineKind::k1F1B) return one_f_one_b_passes(pp, rank, microbatches);
+  if (job.pipeline == PipelineKind::kInterleaved && microbatches % pp == 0) {
+    return interleaved_passes(pp, chunks, rank, microbatches);
+  }
+  const PipelineOrder order = make_order(job.pipeline, pp, chunks, static_cast<int>(microbatches));
+  return order.ranks[static_cast<size_t>(pp_rank)];
+}
+
+namespace {
+
+/// Micro-batches after which nothing new happens if all are alike: the longest warm-up of any order
+/// and one steady round, whole groups of pp.
+int64_t enough_microbatches(const Job& job) {
+  if (job.pipeline == PipelineKind::k1F1B) return std::min(job.microbatches, job.layout.pp + 1);
+  return std::min(job.microbatches, 4 * job.layout.pp);
+}
+
+}  // namespace
+
+RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
+                                     std::vector<JobMemoryPoint>* points,
+                                     bool with_resident) const {
+  const bool alike = loads.spikes.empty();
+  const int64_t microbatches =
+      alike && points == nullptr ? enough_microbatches(job) : job.microbatches;
+  std::vector<PipelinePass> resident;
+  std::vector<StageBytes> of_stage(job.stages.size());
+  std::vector<uint8_t> known(job.stages.size(), 0);
+  const auto bytes_of = [&](const PipelinePass& pass) -> StageBytes {
+    const auto s = static_cast<size_t>(pass.stage);
+    if (!alike) return stage_bytes(pass.stage, loads, pass.microbatch);
+    if (known[s] == 0) {
+      of_stage[s] = stage_bytes(pass.stage, loads, pass.microbatch);
+      known[s] = 1;
+    }
+    return of_stage[s];
+  };
+  const auto last_stage = static_cast<int>(job.stages.size()) - 1;
+  RankPeak peak;
+  int64_t saved = 0;
+  int64_t in_flight = 0;
+  bool backward_seen = false;
+  for (const PipelinePass& pass : passes(pp_rank, microbatches)) {
+    const StageBytes bytes = bytes_of(pass);
+    const bool forward = pass.kind == PassKind::kForward;
+    // The gradient sent by the backward before, and with a successor the one it had received, stay
+    // in the schedule's variables until the next backward replaces them.
+    int64_t held = 0;
+    if (job.layout.pp > 1 && backward_seen) {
+      held = (pass.stage > 0 ? boundary_bytes : 0) +
+             (forward && pass.stage < last_stage ? boundary_bytes : 0);
+    }
+    const int64_t before = saved;
+    const int64_t high =
+        pass.kind == PassKind::kWeightGrad
+            ? saved
+            : held + saved + (forward ? bytes.forward : bytes.backward - bytes.saved);
+    if (forward) {
+      saved += bytes.saved;
+      ++in_flight;
+      if (with_resident) resident.push_back(pass);
+    }
+    if (high > peak.bytes) {
+      peak.bytes = high;
+      peak.pass = pass;
+      peak.part = forward ? bytes.forward_part : bytes.backward_part;
+      peak.in_flight = in_flight;
+      peak.held = held;
+      peak.resident = resident;
+    }
+    if (points != nullptr) points->push_back({pass, before, high});
+    if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kWeightGrad) {
+      saved -= bytes.saved;
+      --in_flight;
+      std::erase_if(resident, [&](const PipelinePass& held_pass) {
+        return held_pass.stage == pass.stage && held_pass.microbatch == pass.microbatch;
+      });
+    }
+    backward_seen = backward_seen || !forward;
+  }
+  return peak;
+}
+
+}  // namespace bagualu
