@@ -283,7 +283,7 @@ std::vector<ActionValue> action_values(const Job& job, int64_t pp_rank, const Ro
       value(std::string("offload ") + module, changed);
     }
     Job full = job;
-    full.recompute = {.granularity = RecomputeGranularity::kFull};
+    full.recompute.granularity = RecomputeGranularity::kFull;
     value("full recompute", full);
   }
   std::stable_sort(values.begin(), values.end(), [](const ActionValue& a, const ActionValue& b) {
