@@ -68,8 +68,8 @@ struct PassTimes {
 /// Source:   docs/design.md, Pipeline orders (one line per kind).
 PipelineOrder make_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches);
 
-/// Throws InvalidInput(where) naming what an order does not allow: counts below 1, and DualPipe
-/// an odd number of ranks.
+/// Throws InvalidInput(where) naming what an order does not allow: counts below 1, of DualPipe an
+/// odd number of ranks, of interleaving more micro-batches than ranks that are no multiple of them.
 void check_order_shape(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
                        const std::string& where);
 
@@ -84,9 +84,10 @@ PipelineOrder one_f_one_b(int stages, int microbatches);
 
 /// Megatron's interleaved order: stage c * pp + r is chunk c of rank r. Micro-batches go in groups
 /// of `group` (0: pp, Megatron's default), each through all chunks of a rank before the next group;
-/// rank r runs 2 (pp - 1 - r) + (chunks - 1) group forwards ahead. Megatron refuses a last group
-/// smaller than pp; it only adds bubbles and is allowed here.
-/// Requires: counts at least 1; group 0 or at least pp.
+/// rank r runs 2 (pp - 1 - r) + (chunks - 1) group forwards ahead.
+/// Requires: counts at least 1; group 0 or at least pp; as in Megatron a last group behind others
+///           has at least pp micro-batches, or ranks would wait for each other (with one chunk
+///           there are no groups). Unlike there, fewer than pp in all are allowed.
 /// Source: Narayanan et al. 2021; microbatch_group_size_per_vp_stage of Megatron-Core 0.9.
 PipelineOrder interleaved(int pp, int chunks, int microbatches, int group = 0);
 

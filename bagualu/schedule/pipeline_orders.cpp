@@ -281,6 +281,9 @@ PipelineOrder interleaved(int pp, int chunks, int microbatches, int group) {
   if (group == 0) group = pp;
   BGL_CHECK(pp >= 1 && chunks >= 1 && microbatches >= 1 && group >= pp, pp, chunks, microbatches,
             group);
+  const int last = microbatches % group;
+  BGL_CHECK(chunks == 1 || microbatches < group || last == 0 || last >= pp, pp, chunks,
+            microbatches, group);
   PipelineOrder order = empty_order(pp, pp * chunks, microbatches);
   // Chunk and micro-batch of the k-th forward of a rank; backwards take the chunks from behind.
   std::vector<std::pair<int, int>> turns;
@@ -341,6 +344,8 @@ void check_order_shape(PipelineKind kind, int pp, int virtual_per_rank, int micr
   needs(microbatches >= 1, "micro_batches", microbatches, "1 or more");
   if (kind == PipelineKind::kInterleaved) {
     needs(virtual_per_rank >= 1, "virtual", virtual_per_rank, "1 or more");
+    needs(virtual_per_rank == 1 || microbatches < pp || microbatches % pp == 0, "micro_batches",
+          microbatches, "a multiple of pp, or fewer than pp, with interleaved virtual stages");
   }
   if (kind == PipelineKind::kDualPipe) {
     needs(pp % 2 == 0, "pp", pp, "an even number, since DualPipe's ranks work in mirrored pairs");
