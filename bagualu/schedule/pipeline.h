@@ -15,6 +15,7 @@
 //   integer nanoseconds, so that equal inputs give equal schedules on every machine.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -57,6 +58,7 @@ struct PassTimes {
   int64_t input_grad_ns = 1;
   int64_t weight_grad_ns = 1;
   int64_t send_ns = 0;
+  auto operator<=>(const PassTimes&) const = default;
 };
 
 /// The order of `kind` for pp ranks. V-shaped orders have 2 * pp stages, rank r holding r and
