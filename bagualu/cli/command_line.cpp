@@ -11,6 +11,7 @@
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
 #include "bagualu/cli/source_tree.h"
+#include "bagualu/cli/trace_command.h"
 
 namespace bagualu {
 namespace {
@@ -27,6 +28,10 @@ int run_plan_command(std::string_view, const Arguments& arguments, const Streams
   return run_plan(arguments, find_source_tree(), streams);
 }
 
+int run_trace_command(std::string_view, const Arguments& arguments, const Streams& streams) {
+  return run_trace(arguments, streams);
+}
+
 /// Commands that start ranks or load a model go through one launcher, which checks their input.
 int run_launcher(std::string_view name, const Arguments& arguments, const Streams&) {
   Arguments all = {std::string(name)};
@@ -38,9 +43,10 @@ int run_report(std::string_view, const Arguments& arguments, const Streams&) {
   exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.report", arguments));
 }
 
-constexpr std::array<Subcommand, 5> kSubcommands = {{
+constexpr std::array<Subcommand, 6> kSubcommands = {{
     {"plan", "memory of one rank: static bytes, activations, peak, floor, what it survives",
      run_plan_command},
+    {"trace", "routing logs to one format, with statistics of the imbalance", run_trace_command},
     {"train", "train a model under a memory budget, on one or more ranks", run_launcher},
     {"profile", "measure operator times of this machine and keep them for train and plan",
      run_launcher},
