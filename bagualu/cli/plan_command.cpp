@@ -9,7 +9,11 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/cli/flags.h"
+#include "bagualu/cli/plan_job.h"
+#include "bagualu/cli/plan_job_flags.h"
+#include "bagualu/cli/plan_job_page.h"
 #include "bagualu/cli/plan_report.h"
+#include "bagualu/model/megatron_flags.h"
 #include "bagualu/provision/policy.h"
 
 namespace bagualu {
@@ -35,7 +39,9 @@ struct PlanFlags {
   std::string policies;
   std::string system = "cpu-2core";
   std::string json;
-  bool explain = false;
+  std::string explain;
+  bool has_explain = false;
+  JobFlags job;
 };
 
 void add_flags(CLI::App* app, PlanFlags* flags) {
@@ -64,8 +70,13 @@ void add_flags(CLI::App* app, PlanFlags* flags) {
   add("--system", &flags->system, "FILE|NAME",
       "machine whose rates price the choices: a file or a name from configs/systems");
   add("--json", &flags->json, "FILE|-", "write the answer as JSON; with - instead of the table");
-  app->add_flag("--explain", flags->explain,
-                "show which combinations of residencies were looked at and which are redundant");
+  app->add_option(
+         "--explain", flags->explain,
+         "show which combinations of residencies were looked at and which are redundant; of "
+         "a job: every tensor whose name holds TENSOR, with its formula")
+      ->type_name("[TENSOR]")
+      ->expected(0, 1);
+  add_job_flags(app, &flags->job);
 }
 
 PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
@@ -92,7 +103,10 @@ PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
   request.policies = flags.policies.empty()
                          ? policy_names()
                          : parse_names_flag(flags.policies, kWhere, "--policy", policy_names());
-  request.explain = flags.explain;
+  if (!flags.explain.empty()) {
+    throw InvalidInput(kWhere, "--explain", flags.explain, "nothing behind it without --layout");
+  }
+  request.explain = flags.has_explain;
   request.model = model_from_file(
       resolve_config(flags.model, config_folders(tree, "models"), kWhere, "--model"));
   validate(request.model, request.shape, request.layout, kWhere);
@@ -129,6 +143,68 @@ int answer(const PlanFlags& flags, const SourceTree& tree, const Streams& stream
   return kExitDone;
 }
 
+/// Flags of one rank of `bagualu train` mean nothing to a job, and the reverse.
+void refuse_mixed(const CLI::App& app, bool job) {
+  const std::vector<const char*> of_rank = {"--ep",         "--dtype",   "--host-budget",
+                                            "--chunk-rows", "--threads", "--policy"};
+  const std::vector<const char*> of_job = {
+      "--stages", "--pipeline", "--global-batch", "--recompute", "--offload", "--vocab",
+      "--spike",  "--routing",  "--cold-router",  "--emit",      "--report"};
+  for (const char* flag : job ? of_rank : of_job) {
+    if (app.count(flag) == 0) continue;
+    throw InvalidInput(kWhere, flag, "given",
+                       job ? "no such flag for a job (--layout, --megatron-args, --strategy)"
+                           : "--layout, --megatron-args, --strategy or --search beside it");
+  }
+}
+
+/// Where the answer goes; prints the table or JSON and returns the exit code.
+int answer_job(const CLI::App& app, const PlanFlags& flags, const SourceTree& tree,
+               const Streams& streams) {
+  const auto given = [&](const char* flag, const std::string& value) {
+    return app.count(flag) > 0 ? value : std::string();
+  };
+  const CommonPlanFlags common = {
+      .model = flags.model,
+      .world_size = flags.world_size,
+      .micro_batch_size = given("--micro-batch-size", flags.micro_batch_size),
+      .seq = given("--seq", flags.seq),
+      .microbatches = given("--micro-batches", flags.microbatches),
+      .budget = flags.budget,
+      .imbalance = given("--imbalance", flags.imbalance),
+      .system = given("--system", flags.system)};
+  const JobPlanRequest request = job_request(flags.job, common, tree);
+  if (flags.has_explain) {
+    explain_tensor(request.job, flags.explain, streams.out);
+    return kExitDone;
+  }
+  if (!flags.job.emit.empty()) {
+    streams.out << megatron_flags_text(request.job);
+    return kExitDone;
+  }
+  const JobPlanReport report = make_job_report(request);
+  if (!flags.job.report.empty()) {
+    write_file_atomic(flags.job.report, job_page(request, report));
+  }
+  if (flags.json == "-") {
+    streams.out << to_json(request, report).dump(2) << '\n';
+  } else {
+    if (!flags.json.empty()) {
+      write_file_atomic(flags.json, to_json(request, report).dump(2) + "\n");
+    }
+    print_table(request, report, streams.out);
+  }
+  const bool nothing_fits = report.search && report.search->fitting == 0;
+  if (report.short_by_bytes == 0 && !nothing_fits) return kExitDone;
+  if (report.search && !nothing_fits) return kExitDone;  // the asked one does not fit, others do
+  const int64_t missing = report.search ? report.search->short_by_bytes : report.short_by_bytes;
+  streams.err << fmt::format(
+      "{}: infeasible: {} over the budget of {} by {} ({} bytes)\n", kWhere,
+      report.search ? "every configuration is" : fmt::format("rank {} is", report.heaviest),
+      format_bytes(request.budget_bytes), format_bytes(missing), missing);
+  return kExitInfeasible;
+}
+
 }  // namespace
 
 int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
@@ -136,7 +212,9 @@ int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
   CLI::App app(
       "Memory of one rank: static bytes, activations per layer, peak and its cause, the "
       "floor under which no\nrouting is safe, and the largest imbalance that each policy "
-      "survives.\nSizes: KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes. Defaults in [brackets].",
+      "survives. With --layout, --megatron-args, --strategy or --search: every pipeline rank of a "
+      "job\nthat Megatron trains, its time, and the cheapest way to survive more.\nSizes: KiB, "
+      "MiB, GiB = 2^10, 2^20, 2^30 bytes. Defaults in [brackets].",
       kWhere);
   PlanFlags flags;
   add_flags(&app, &flags);
@@ -150,7 +228,10 @@ int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
   } catch (const CLI::ParseError& error) {
     throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu plan --help` lists");
   }
-  return answer(flags, tree, streams);
+  flags.has_explain = app.count("--explain") > 0;
+  const bool job = is_job(flags.job);
+  refuse_mixed(app, job);
+  return job ? answer_job(app, flags, tree, streams) : answer(flags, tree, streams);
 }
 
 }  // namespace bagualu
