@@ -87,19 +87,19 @@ double exchange_rate(int64_t size, int64_t stride, const SystemSpec& system) {
 
 }  // namespace
 
-PartTimes& PartTimes::operator+=(const PartTimes& other) {
-  forward_ns += other.forward_ns;
-  input_gradient_ns += other.input_gradient_ns;
-  weight_gradient_ns += other.weight_gradient_ns;
-  recompute_ns += other.recompute_ns;
-  forward_exposed_ns += other.forward_exposed_ns;
-  backward_exposed_ns += other.backward_exposed_ns;
-  recompute_exposed_ns += other.recompute_exposed_ns;
-  for (size_t i = 0; i < by_class_ns.size(); ++i) by_class_ns[i] += other.by_class_ns[i];
-  model_flops += other.model_flops;
-  dense_weights += other.dense_weights;
-  expert_weights += other.expert_weights;
-  offload_bytes += other.offload_bytes;
+PartTimes& PartTimes::add(const PartTimes& other, double times) {
+  forward_ns += times * other.forward_ns;
+  input_gradient_ns += times * other.input_gradient_ns;
+  weight_gradient_ns += times * other.weight_gradient_ns;
+  recompute_ns += times * other.recompute_ns;
+  forward_exposed_ns += times * other.forward_exposed_ns;
+  backward_exposed_ns += times * other.backward_exposed_ns;
+  recompute_exposed_ns += times * other.recompute_exposed_ns;
+  for (size_t i = 0; i < by_class_ns.size(); ++i) by_class_ns[i] += times * other.by_class_ns[i];
+  model_flops += times * other.model_flops;
+  dense_weights += times * other.dense_weights;
+  expert_weights += times * other.expert_weights;
+  offload_bytes += times * other.offload_bytes;
   return *this;
 }
 

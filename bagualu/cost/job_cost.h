@@ -27,7 +27,8 @@ struct PartTimes {
   double offload_bytes = 0;  ///< saved bytes that the job sends to the host
 
   double backward_ns() const { return input_gradient_ns + weight_gradient_ns; }
-  PartTimes& operator+=(const PartTimes& other);
+  PartTimes& operator+=(const PartTimes& other) { return add(other, 1); }
+  PartTimes& add(const PartTimes& other, double times);
 };
 
 /// Rates of the groups that a job's ranks form on a machine.

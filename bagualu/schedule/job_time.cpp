@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "bagualu/schedule/pipeline.h"
 
 namespace bagualu {
 namespace {
@@ -10,11 +13,20 @@ constexpr double kNsPerS = 1e9;
 
 int64_t whole(double ns) { return static_cast<int64_t>(std::llround(ns)); }
 
-/// What one pipeline rank holds, in elements.
-struct RankWeights {
-  double dense = 0;
-  double expert = 0;
+/// Sums over the virtual stages of one pipeline rank, for one micro-batch.
+struct RankSums {
+  double dense_weights = 0;  ///< elements
+  double expert_weights = 0;
+  double forward_ns = 0;
+  double backward_ns = 0;
+  StageTime stages;  ///< the parts that JobTime reports, added up
+  double total_ns() const { return forward_ns + backward_ns; }
 };
+
+double peak_flops_per_s(const Job& job, const SystemSpec& system) {
+  if (job.fp8) return system.fp8_flops_per_s;
+  return job.element_bytes == 4 ? system.fp32_flops_per_s : system.bf16_flops_per_s;
+}
 
 /// The passes of one job, stage by stage.
 class JobTimer {
@@ -25,14 +37,18 @@ class JobTimer {
   JobTime time();
 
  private:
-  PartTimes stage_parts(const StageContent& stage);
-  StageTime stage_time(const PartTimes& parts, const StageContent& stage) const;
+  PartTimes stage_parts(const StageContent& stage, const double* spike);
+  void add_layers(const StageContent& stage, double factor, PartTimes& parts);
+  void add_each_layer(const StageContent& stage, PartTimes& parts);
+  StageTime stage_time(const PartTimes& parts, size_t stage) const;
+  void add_to_rank(const PartTimes& parts, size_t stage);
+  double spikes_ns();
   double exposed_copy_ns(double bytes, double bytes_per_s, double window_ns) const;
   void add_reductions(JobTime& time) const;
   double reduce_ns(double bytes, int64_t ranks, double bytes_per_s) const;
-  double optimizer_ns(const RankWeights& weights) const;
+  double optimizer_ns(const RankSums& rank) const;
   void describe_longest(JobTime& time) const;
-  double longest_rank_ns(int64_t* rank) const;
+  void describe_rates(JobTime& time) const;
 
   const Job& job_;
   const SystemSpec& system_;
@@ -40,49 +56,91 @@ class JobTimer {
   JobCost cost_;
   std::vector<StageTime> stages_;
   std::vector<StagePasses> passes_;
-  std::vector<RankWeights> weights_;  ///< by pipeline rank
-  double model_flops_ = 0;            ///< forward of one micro-batch on one replica's rank
+  std::vector<RankSums> ranks_;
+  double model_flops_ = 0;  ///< of one micro-batch's forward, one rank of every stage
 };
 
-PartTimes JobTimer::stage_parts(const StageContent& stage) {
-  PartTimes parts;
+StagePasses passes_of(const StageTime& stage) {
+  return {static_cast<double>(stage.forward_ns),
+          static_cast<double>(stage.input_gradient_ns + stage.recompute_ns),
+          static_cast<double>(stage.weight_gradient_ns)};
+}
+
+/// Layers of a stage at one load: few kinds, so each is priced once and counted.
+void JobTimer::add_layers(const StageContent& stage, double factor, PartTimes& parts) {
   const RecomputeSettings& recompute = job_.recompute;
-  const bool full = recompute.granularity == RecomputeGranularity::kFull;
-  for (int64_t i = 0; i < stage.layer_count; ++i) {
-    const int64_t layer = stage.first_layer + i;
-    const double factor =
-        loads_.by_layer.empty() ? loads_.factor : loads_.by_layer[static_cast<size_t>(layer)];
-    const PartTimes& times = cost_.layer(layer, factor);
-    parts += times;
-    if (full && recompute.block && i >= recompute.layers) {
-      parts.recompute_ns -= times.recompute_ns;
-      parts.recompute_exposed_ns -= times.recompute_exposed_ns;
+  const bool some = recompute.granularity == RecomputeGranularity::kFull && recompute.block;
+  for (int64_t i = 0; i < stage.layer_count;) {
+    const JobLayerKind kind = layer_kind(job_.model, stage.first_layer + i);
+    const bool kept = some && i >= recompute.layers;
+    int64_t end = i + 1;
+    while (end < stage.layer_count && layer_kind(job_.model, stage.first_layer + end) == kind &&
+           (some && end >= recompute.layers) == kept) {
+      ++end;
     }
+    const PartTimes& times = cost_.layer(stage.first_layer + i, factor);
+    const double count = static_cast<double>(end - i);
+    parts.add(times, count);
+    if (kept) {
+      parts.recompute_ns -= count * times.recompute_ns;
+      parts.recompute_exposed_ns -= count * times.recompute_exposed_ns;
+    }
+    i = end;
   }
-  for (int64_t i = 0; i < stage.mtp_layers; ++i) parts += cost_.mtp_layer(loads_.factor);
-  const auto add_ends = [&](const PartTimes& times) {
-    PartTimes part = times;
+}
+
+void JobTimer::add_each_layer(const StageContent& stage, PartTimes& parts) {
+  for (int64_t i = 0; i < stage.layer_count; ++i) {
+    StageContent one{.first_layer = stage.first_layer + i, .layer_count = 1};
+    PartTimes layer;
+    add_layers(one, loads_.by_layer[static_cast<size_t>(one.first_layer)], layer);
+    const RecomputeSettings& recompute = job_.recompute;
+    if (recompute.granularity == RecomputeGranularity::kFull && recompute.block &&
+        i >= recompute.layers) {
+      layer.recompute_ns = layer.recompute_exposed_ns = 0;
+    }
+    parts += layer;
+  }
+}
+
+/// `spike`: the load of a spiked micro-batch in place of the others'.
+PartTimes JobTimer::stage_parts(const StageContent& stage, const double* spike) {
+  PartTimes parts;
+  if (spike != nullptr || loads_.by_layer.empty()) {
+    add_layers(stage, spike != nullptr ? *spike : loads_.factor, parts);
+  } else {
+    add_each_layer(stage, parts);
+  }
+  const double mtp_factor = spike != nullptr ? *spike : loads_.factor;
+  if (stage.mtp_layers > 0) {
+    parts.add(cost_.mtp_layer(mtp_factor), static_cast<double>(stage.mtp_layers));
+  }
+  const auto add_end = [&](PartTimes part) {
     part.recompute_ns = part.recompute_exposed_ns = part.offload_bytes = 0;
     parts += part;
   };
-  if (stage.embedding) add_ends(cost_.embedding());
-  if (stage.head) add_ends(cost_.head());
+  if (stage.embedding) add_end(cost_.embedding());
+  if (stage.head) add_end(cost_.head());
   return parts;
 }
 
-/// Of a copy that may run beside a pass of `window_ns`.
+/// What a copy adds to a pass of `window_ns` that it runs beside.
 double JobTimer::exposed_copy_ns(double bytes, double bytes_per_s, double window_ns) const {
   if (bytes == 0) return 0;
   const double copy = bytes * kNsPerS / bytes_per_s;
   return copy - std::min(copy * system_.copy_hidden_fraction, window_ns);
 }
 
-StageTime JobTimer::stage_time(const PartTimes& parts, const StageContent& stage) const {
-  // A pass that sends to the next rank waits for it unless the framework overlaps it.
+StageTime JobTimer::stage_time(const PartTimes& parts, size_t stage) const {
+  // A pass that sends to another rank waits for it unless the framework overlaps it.
   const bool overlapped = job_.pipeline == PipelineKind::kInterleaved && job_.overlap.p2p;
-  const double send = overlapped ? 0 : cost_.send_ns();
-  const double forward_send = stage.head ? 0 : send;
-  const double backward_send = stage.embedding ? 0 : send;
+  const auto send_between = [&](size_t from, size_t to) {
+    const bool same = job_.rank_of_stage(static_cast<int64_t>(from)) ==
+                      job_.rank_of_stage(static_cast<int64_t>(to));
+    return overlapped || same ? 0.0 : cost_.send_ns();
+  };
+  const double forward_send = stage + 1 < job_.stages.size() ? send_between(stage, stage + 1) : 0.0;
+  const double backward_send = stage > 0 ? send_between(stage, stage - 1) : 0.0;
   const double backward = parts.backward_ns() + parts.recompute_ns;
   const double out =
       exposed_copy_ns(parts.offload_bytes, system_.d2h_bytes_per_s, parts.forward_ns);
@@ -100,6 +158,53 @@ StageTime JobTimer::stage_time(const PartTimes& parts, const StageContent& stage
   return time;
 }
 
+void JobTimer::add_to_rank(const PartTimes& parts, size_t stage) {
+  const int64_t home = job_.rank_of_stage(static_cast<int64_t>(stage));
+  const auto add = [&](int64_t rank, double share) {
+    RankSums& sums = ranks_[static_cast<size_t>(rank)];
+    const StageTime& time = stages_[stage];
+    sums.dense_weights += parts.dense_weights;
+    sums.expert_weights += parts.expert_weights;
+    sums.forward_ns += share * static_cast<double>(time.forward_ns);
+    sums.backward_ns += share * static_cast<double>(time.backward_ns);
+    const auto part = [&](int64_t ns) { return whole(share * static_cast<double>(ns)); };
+    sums.stages.recompute_ns += part(time.recompute_ns);
+    sums.stages.exposed_communication_ns += part(time.exposed_communication_ns);
+    sums.stages.exposed_offload_ns += part(time.exposed_offload_ns);
+  };
+  if (job_.pipeline != PipelineKind::kDualPipe) return add(home, 1);
+  // Two copies of the model, each for half of the micro-batches.
+  add(home, 0.5);
+  add(job_.layout.pp - 1 - home, 0.5);
+}
+
+/// How much longer the step takes for its spiked micro-batches: they are few and at known places,
+/// so the order is simulated with and without them.
+double JobTimer::spikes_ns() {
+  const int pp = static_cast<int>(job_.layout.pp);
+  const size_t m = static_cast<size_t>(job_.microbatches);
+  const int per_rank = is_v_shaped(job_.pipeline) ? 2 : static_cast<int>(job_.layout.vpp);
+  const PipelineOrder order = make_order(job_.pipeline, pp, per_rank, static_cast<int>(m));
+  PipelineTimes times;
+  for (const StagePasses& stage : passes_) {
+    times.forward_ns.emplace_back(m, whole(stage.forward_ns));
+    times.backward_ns.emplace_back(m, whole(stage.backward_ns()));
+    times.weight_grad_ns.emplace_back(m, whole(stage.weight_gradient_ns));
+  }
+  const int64_t calm_ns = simulate(order, times).makespan_ns;
+  for (const auto& [microbatch, factor] : loads_.spikes) {
+    if (microbatch < 0 || microbatch >= job_.microbatches) continue;
+    const size_t at = static_cast<size_t>(microbatch);
+    for (size_t s = 0; s < job_.stages.size(); ++s) {
+      const StagePasses spiked = passes_of(stage_time(stage_parts(job_.stages[s], &factor), s));
+      times.forward_ns[s][at] = whole(spiked.forward_ns);
+      times.backward_ns[s][at] = whole(spiked.backward_ns());
+      times.weight_grad_ns[s][at] = whole(spiked.weight_gradient_ns);
+    }
+  }
+  return static_cast<double>(simulate(order, times).makespan_ns - calm_ns);
+}
+
 double JobTimer::reduce_ns(double bytes, int64_t ranks, double bytes_per_s) const {
   if (ranks == 1 || bytes == 0) return 0;
   const double share = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
@@ -107,23 +212,23 @@ double JobTimer::reduce_ns(double bytes, int64_t ranks, double bytes_per_s) cons
 }
 
 /// Traffic of the step over the rank's shard, and of clearing the gradient buffer.
-double JobTimer::optimizer_ns(const RankWeights& weights) const {
+double JobTimer::optimizer_ns(const RankSums& rank) const {
   const OptimizerSettings& o = job_.optimizer;
   const double gradient = static_cast<double>(o.gradient_bytes);
-  const bool adam = o.name != "sgd";
-  const double moments = adam ? static_cast<double>(o.exp_avg_bytes + o.exp_avg_sq_bytes) : 0;
+  const double moments =
+      o.name == "sgd" ? 0 : static_cast<double>(o.exp_avg_bytes + o.exp_avg_sq_bytes);
   const double main = static_cast<double>(o.main_gradient_bytes);
   // Read for the norm, read and written by the clipping, read by the step; where the optimizer
   // keeps gradients of its own, they are cast first and the rest is done on them.
   const double gradients = main > 0 ? gradient + 5 * main : 4 * gradient;
   const double parameters = 2 * (static_cast<double>(o.master_bytes) + moments) +
                             static_cast<double>(o.master_bytes + o.parameter_bytes);
-  const double per_element = gradients + parameters;
   const JobLayout& l = job_.layout;
   const double dense_ranks = o.distributed ? static_cast<double>(l.dp() * l.cp) : 1;
   const double expert_ranks = o.distributed ? static_cast<double>(l.expert_dp()) : 1;
-  const double bytes = per_element * (weights.dense / dense_ranks + weights.expert / expert_ranks) +
-                       gradient * (weights.dense + weights.expert);
+  const double bytes = (gradients + parameters) *
+                           (rank.dense_weights / dense_ranks + rank.expert_weights / expert_ranks) +
+                       gradient * (rank.dense_weights + rank.expert_weights);
   return bytes * kNsPerS / (system_.memory_bytes_per_s * system_.optimizer_efficiency_fraction);
 }
 
@@ -132,170 +237,76 @@ void JobTimer::add_reductions(JobTime& time) const {
   const JobLayout& l = job_.layout;
   const OptimizerSettings& o = job_.optimizer;
   const JobLinks& links = cost_.links();
-  const double passes = o.distributed ? 1 : 2;  // reduce-scatter, or all-reduce
-  double early_ns = 0;  // how long before the last pass of the step this rank is through
-  for (int64_t rank = 0; rank < l.pp; ++rank) {
-    const RankWeights& w = weights_[static_cast<size_t>(rank)];
-    const auto both = [&](double bytes, double times) {
-      return times * (reduce_ns(w.dense * bytes, l.dp() * l.cp, links.dp_bytes_per_s) +
-                      reduce_ns(w.expert * bytes, l.expert_dp(), links.expert_dp_bytes_per_s));
+  const double hidden = system_.comm_overlap_fraction;
+  double early_ns = 0;  // how long before the step's last pass this rank is through
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const RankSums& rank = ranks_[r];
+    const auto collective = [&](int64_t bytes) {
+      const double each = static_cast<double>(bytes);
+      return reduce_ns(rank.dense_weights * each, l.dp() * l.cp, links.dp_bytes_per_s) +
+             reduce_ns(rank.expert_weights * each, l.expert_dp(), links.expert_dp_bytes_per_s);
     };
-    double reduce = both(static_cast<double>(o.gradient_bytes), passes);
-    double gather = o.distributed ? both(static_cast<double>(o.parameter_bytes), 1) : 0;
-    double forward = 0, backward = 0;
-    for (const int64_t stage : job_.stages_of_rank(rank)) {
-      forward += passes_[static_cast<size_t>(stage)].forward_ns;
-      backward += passes_[static_cast<size_t>(stage)].backward_ns();
-    }
-    const double hidden = system_.comm_overlap_fraction;
-    if (job_.overlap_grad_reduce) reduce -= hidden * std::min(reduce, backward);
-    if (job_.overlap_param_gather) gather -= hidden * std::min(gather, forward);
+    // An all-reduce is a reduce-scatter and a gather.
+    double reduce = collective(o.gradient_bytes) * (o.distributed ? 1 : 2);
+    double gather = o.distributed ? collective(o.parameter_bytes) : 0;
+    if (job_.overlap_grad_reduce) reduce -= hidden * std::min(reduce, rank.backward_ns);
+    if (job_.overlap_param_gather) gather -= hidden * std::min(gather, rank.forward_ns);
     time.gradient_reduce_ns = std::max(time.gradient_reduce_ns, whole(reduce - early_ns));
     time.parameter_gather_ns = std::max(time.parameter_gather_ns, whole(gather));
-    time.optimizer_ns = std::max(time.optimizer_ns, whole(optimizer_ns(w)));
-    early_ns += passes_[static_cast<size_t>(rank)].backward_ns();
+    time.optimizer_ns = std::max(time.optimizer_ns, whole(optimizer_ns(rank)));
+    early_ns += passes_[r].backward_ns();
   }
-}
-
-double JobTimer::longest_rank_ns(int64_t* rank) const {
-  double longest = 0;
-  for (int64_t r = 0; r < job_.layout.pp; ++r) {
-    double busy = 0;
-    for (const int64_t stage : job_.stages_of_rank(r)) {
-      busy += passes_[static_cast<size_t>(stage)].total_ns();
-    }
-    if (busy > longest) {
-      longest = busy;
-      *rank = r;
-    }
-  }
-  return longest;
 }
 
 void JobTimer::describe_longest(JobTime& time) const {
-  int64_t rank = 0;
-  const double busy = longest_rank_ns(&rank);
+  const RankSums& longest = *std::max_element(
+      ranks_.begin(), ranks_.end(),
+      [](const RankSums& a, const RankSums& b) { return a.total_ns() < b.total_ns(); });
   const int64_t m = job_.microbatches;
-  time.bubble_ns = time.pipeline_ns - whole(busy * static_cast<double>(m));
-  for (const int64_t stage : job_.stages_of_rank(rank)) {
-    const StageTime& s = stages_[static_cast<size_t>(stage)];
-    time.exposed_communication_ns += m * s.exposed_communication_ns;
-    time.recompute_ns += m * s.recompute_ns;
-    time.exposed_offload_ns += m * s.exposed_offload_ns;
-  }
+  time.bubble_ns = time.pipeline_ns - whole(longest.total_ns() * static_cast<double>(m));
+  time.exposed_communication_ns = m * longest.stages.exposed_communication_ns;
+  time.recompute_ns = m * longest.stages.recompute_ns;
+  time.exposed_offload_ns = m * longest.stages.exposed_offload_ns;
+}
+
+void JobTimer::describe_rates(JobTime& time) const {
+  const JobLayout& l = job_.layout;
+  const double seconds = static_cast<double>(time.iteration_ns) / kNsPerS;
+  const double ranks_of_stage = static_cast<double>(l.world_size / l.pp);
+  time.model_flops = 3 * model_flops_ * ranks_of_stage * static_cast<double>(job_.microbatches);
+  time.model_flops_per_s_per_device =
+      time.model_flops / seconds / static_cast<double>(l.world_size);
+  time.mfu_fraction = time.model_flops_per_s_per_device / peak_flops_per_s(job_, system_);
+  const double tokens = static_cast<double>(job_.micro_batch_size * job_.seq) *
+                        static_cast<double>(job_.microbatches * l.dp());
+  time.tokens_per_s = tokens / seconds;
 }
 
 JobTime JobTimer::time() {
-  weights_.resize(static_cast<size_t>(job_.layout.pp));
+  ranks_.resize(static_cast<size_t>(job_.layout.pp));
+  stages_.reserve(job_.stages.size());
+  passes_.reserve(job_.stages.size());
   for (size_t s = 0; s < job_.stages.size(); ++s) {
-    const PartTimes parts = stage_parts(job_.stages[s]);
-    RankWeights& weights =
-        weights_[static_cast<size_t>(job_.rank_of_stage(static_cast<int64_t>(s)))];
-    weights.dense += parts.dense_weights;
-    weights.expert += parts.expert_weights;
+    const PartTimes parts = stage_parts(job_.stages[s], nullptr);
     model_flops_ += parts.model_flops;
-    stages_.push_back(stage_time(parts, job_.stages[s]));
-    const StageTime& stage = stages_.back();
-    passes_.push_back({static_cast<double>(stage.forward_ns),
-                       static_cast<double>(stage.input_gradient_ns + stage.recompute_ns),
-                       static_cast<double>(stage.weight_gradient_ns)});
+    stages_.push_back(stage_time(parts, s));
+    passes_.push_back(passes_of(stages_.back()));
+    add_to_rank(parts, s);
   }
   JobTime time;
   time.pipeline_ns = whole(pipeline_ns(job_.pipeline, passes_, job_.layout.pp, job_.microbatches));
+  if (!loads_.spikes.empty()) time.pipeline_ns += whole(spikes_ns());
   add_reductions(time);
   describe_longest(time);
   time.overhead_ns = system_.step_overhead_ns;
   time.iteration_ns = time.pipeline_ns + time.gradient_reduce_ns + time.parameter_gather_ns +
                       time.optimizer_ns + time.overhead_ns;
-  const JobLayout& l = job_.layout;
-  const double seconds = static_cast<double>(time.iteration_ns) / kNsPerS;
-  const double replicas = static_cast<double>(l.world_size / l.pp);
-  time.model_flops = 3 * model_flops_ * replicas * static_cast<double>(job_.microbatches);
-  time.model_flops_per_s_per_device =
-      time.model_flops / seconds / static_cast<double>(l.world_size);
-  const double peak = job_.fp8                  ? system_.fp8_flops_per_s
-                      : job_.element_bytes == 4 ? system_.fp32_flops_per_s
-                                                : system_.bf16_flops_per_s;
-  time.mfu_fraction = time.model_flops_per_s_per_device / peak;
-  time.tokens_per_s =
-      static_cast<double>(job_.micro_batch_size * job_.seq * job_.microbatches * l.dp()) / seconds;
+  describe_rates(time);
   time.stages = std::move(stages_);
   return time;
 }
 
-/// Longest of the paths that run down to a rank, through all its passes, and back up; a rank's
-/// passes are bounded below by what it does and by what it waits for.
-double one_f_one_b_ns(const std::vector<StagePasses>& stages, double microbatches) {
-  double below = 0;  // forward and backward of the stages behind
-  for (const StagePasses& stage : stages) below += stage.total_ns();
-  double above = 0;  // of the stages before
-  double longest = 0;
-  const double p = static_cast<double>(stages.size());
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const StagePasses& stage = stages[s];
-    below -= stage.total_ns();
-    // In flight at once: further forwards run between the backwards.
-    const double ahead = std::min(microbatches, p - static_cast<double>(s));
-    const double filling = std::max(ahead * stage.forward_ns, stage.forward_ns + below);
-    const double rest =
-        microbatches * stage.backward_ns() + (microbatches - ahead) * stage.forward_ns;
-    longest = std::max(longest, above + filling + rest);
-    above += stage.total_ns();
-  }
-  return longest;
-}
-
-/// busy + ramp of the rank for which it is longest; a ramp is what the others' passes at both ends
-/// add, less the weight gradients that fill them.
-double ramped_ns(const std::vector<StagePasses>& stages, int64_t pp, double microbatches,
-                 double ramp_ranks, double filled_weight_gradients, bool v_shaped) {
-  double longest = 0;
-  double chunks = 0;
-  for (const StagePasses& stage : stages) chunks += stage.forward_ns + stage.input_gradient_ns;
-  chunks /= static_cast<double>(stages.size());
-  for (int64_t rank = 0; rank < pp; ++rank) {
-    double busy = 0, weight = 0;
-    int64_t held = 0;
-    const int64_t all = static_cast<int64_t>(stages.size());
-    for (int64_t s = rank; s < all; s += pp, ++held) {
-      const int64_t at = v_shaped && s >= pp ? 2 * pp - 1 - rank : s;
-      const StagePasses& stage = stages[static_cast<size_t>(at)];
-      busy += stage.total_ns();
-      weight += stage.weight_gradient_ns;
-    }
-    weight /= static_cast<double>(held);
-    const double ramp = ramp_ranks * (chunks + weight - filled_weight_gradients * weight);
-    longest = std::max(longest, microbatches * busy + std::max(0.0, ramp));
-  }
-  return longest;
-}
-
 }  // namespace
-
-double pipeline_ns(PipelineKind kind, const std::vector<StagePasses>& stages, int64_t pp,
-                   int64_t microbatches) {
-  const double m = static_cast<double>(microbatches);
-  const double others = static_cast<double>(pp - 1);
-  switch (kind) {
-    case PipelineKind::k1F1B:
-      return one_f_one_b_ns(stages, m);
-    case PipelineKind::kInterleaved:
-      return ramped_ns(stages, pp, m, others, 0, false);
-    case PipelineKind::kZbH1:
-      return ramped_ns(stages, pp, m, others, 2, false);
-    case PipelineKind::kZbH2:
-      return ramped_ns(stages, pp, m, others, 3, false);
-    case PipelineKind::kZbV:
-      return ramped_ns(stages, pp, m, others, 3, true);
-    case PipelineKind::kVHalf:
-      return ramped_ns(stages, pp, m, others, 1, true);
-    case PipelineKind::kDualPipe:
-      return ramped_ns(stages, pp, m, others / 2, 3, false);
-    case PipelineKind::kDualPipeV:
-      return ramped_ns(stages, pp, m, others / 2, 3, true);
-  }
-  return 0;
-}
 
 JobTime job_time(const Job& job, const SystemSpec& system, const RoutedLoads& loads) {
   return JobTimer(job, system, loads).time();

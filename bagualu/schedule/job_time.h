@@ -7,6 +7,7 @@
 #include "bagualu/cost/system.h"
 #include "bagualu/model/job.h"
 #include "bagualu/model/routed_loads.h"
+#include "bagualu/schedule/pipeline_time.h"
 
 namespace bagualu {
 
@@ -52,20 +53,5 @@ struct JobTime {
 /// Cost:    about 20 us for a job without spikes.
 /// Source:  docs/design.md, "Cost of jobs".
 JobTime job_time(const Job& job, const SystemSpec& system, const RoutedLoads& loads);
-
-/// Times of a virtual stage as pipeline_ns() needs them.
-struct StagePasses {
-  double forward_ns = 0;
-  double input_gradient_ns = 0;  ///< with what is recomputed before it
-  double weight_gradient_ns = 0;
-  double backward_ns() const { return input_gradient_ns + weight_gradient_ns; }
-  double total_ns() const { return forward_ns + backward_ns(); }
-};
-
-/// Makespan of all passes of a step, every micro-batch alike.
-/// Shapes:  stages [pp * virtual stages of a rank], in the model's order
-/// Cost:    O(stages), no simulation.
-double pipeline_ns(PipelineKind kind, const std::vector<StagePasses>& stages, int64_t pp,
-                   int64_t microbatches);
 
 }  // namespace bagualu
