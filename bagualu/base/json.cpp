@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <numeric>
 #include <set>
 #include <sstream>
 
 #include "bagualu/base/error.h"
+#include "bagualu/base/nearest.h"
 
 namespace bagualu {
 namespace {
@@ -33,22 +33,6 @@ std::string place_of(std::string_view text, size_t byte) {
   const auto newline = end == 0 ? std::string_view::npos : text.rfind('\n', end - 1);
   const auto column = newline == std::string_view::npos ? end + 1 : end - newline;
   return fmt::format("line {}, column {}", line, column);
-}
-
-/// Levenshtein distance.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
 }
 
 std::string int_range(int64_t min, int64_t max) {
@@ -224,11 +208,8 @@ const Json& JsonReader::object(const std::string& key) {
 void JsonReader::finish() const {
   for (const auto& [key, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    const auto nearest =
-        std::min_element(known_.begin(), known_.end(), [&key = key](const auto& a, const auto& b) {
-          return edit_distance(a, key) < edit_distance(b, key);
-        });
-    const std::string hint = nearest == known_.end() ? "" : ", nearest is \"" + *nearest + "\"";
+    const std::string nearest = nearest_name(key, known_);
+    const std::string hint = known_.empty() ? "" : ", nearest is \"" + nearest + "\"";
     throw InvalidInput(where_, key, "an unknown key", "known keys only" + hint);
   }
 }

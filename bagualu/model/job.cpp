@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <map>
@@ -248,6 +249,11 @@ std::vector<StageContent> parse_stages(std::string_view text, const ModelSpec& m
         "one E, in the first stage");
   check(heads == 1 && made.back().head, fmt::format("{} L", heads), "one L, in the last stage");
   return made;
+}
+
+int64_t count_stages(std::string_view text, const std::string& where, const std::string& field) {
+  const std::string unfolded = LayoutUnfolder(text, where, field).unfold();
+  return 1 + std::count(unfolded.begin(), unfolded.end(), '|');
 }
 
 std::string stages_text(const std::vector<StageContent>& stages) {

@@ -213,6 +213,8 @@ std::vector<StageContent> parse_stages(std::string_view text, const ModelSpec& m
                                        int64_t stages, const std::string& where,
                                        const std::string& field);
 std::string stages_text(const std::vector<StageContent>& stages);
+/// Virtual stages that such a text describes.
+int64_t count_stages(std::string_view text, const std::string& where, const std::string& field);
 
 /// Throws InvalidInput(where) naming the field that does not fit the others.
 void validate(const Job& job, const std::string& where);
