@@ -110,8 +110,8 @@ PlanRequest request_of(const PlanFlags& flags, const SourceTree& tree) {
   request.model = model_from_file(
       resolve_config(flags.model, config_folders(tree, "models"), kWhere, "--model"));
   validate(request.model, request.shape, request.layout, kWhere);
-  request.system = system_from_file(
-      resolve_config(flags.system, config_folders(tree, "systems"), kWhere, "--system"));
+  request.system =
+      system_from_file(resolve_system(flags.system, tree, home_folder(), kWhere, "--system"));
   return request;
 }
 

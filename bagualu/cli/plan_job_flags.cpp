@@ -176,8 +176,8 @@ void set_loads(const JobFlags& flags, const CommonPlanFlags& common, JobPlanRequ
 
 void set_system(const CommonPlanFlags& common, const SourceTree& tree, JobPlanRequest* request) {
   const std::string& system = common.system;
-  request->system = system_from_file(resolve_config(
-      system.empty() ? "h100" : system, config_folders(tree, "systems"), kWhere, "--system"));
+  request->system = system_from_file(
+      resolve_system(system.empty() ? "h100" : system, tree, home_folder(), kWhere, "--system"));
   if (!common.budget.empty()) {
     request->budget_bytes = parse_bytes(common.budget, kWhere, "--budget");
   } else {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <set>
 #include <system_error>
 
@@ -9,6 +10,11 @@
 
 namespace bagualu {
 namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kThisMachine = "this-machine";
+
+}  // namespace
 
 SourceTree source_tree_of(const fs::path& program) {
   SourceTree tree{program, {}};
@@ -49,6 +55,26 @@ fs::path resolve_config(const std::string& text, const std::vector<fs::path>& fo
   throw InvalidInput(
       where, field, fmt::format("\"{}\", no such file or name", text),
       names.empty() ? "a file" : fmt::format("a file, or one of {}", fmt::join(names, ", ")));
+}
+
+fs::path resolve_system(const std::string& text, const SourceTree& tree, const fs::path& home,
+                        const std::string& where, const std::string& field) {
+  std::error_code status;
+  if (text != kThisMachine || fs::is_regular_file(text, status)) {
+    return resolve_config(text, config_folders(tree, "systems"), where, field);
+  }
+  const fs::path file = home / ".cache" / "bagualu" / fmt::format("{}.json", kThisMachine);
+  if (home.empty() || !fs::is_regular_file(file, status)) {
+    throw InvalidInput(where, field, fmt::format("{} without {}", kThisMachine, file.string()),
+                       "this name after `bagualu profile --model NAME`, which measures this "
+                       "machine and keeps that file");
+  }
+  return file;
+}
+
+fs::path home_folder() {
+  const char* home = std::getenv("HOME");
+  return home == nullptr ? fs::path() : fs::path(home);
 }
 
 }  // namespace bagualu

@@ -28,4 +28,14 @@ std::filesystem::path resolve_config(const std::string& text,
                                      const std::vector<std::filesystem::path>& folders,
                                      const std::string& where, const std::string& field);
 
+/// The file of --system FILE|NAME. The name "this-machine" is the file that `bagualu profile`
+/// keeps, `home`/.cache/bagualu/this-machine.json. Throws:  as resolve_config(), and InvalidInput
+/// with the way to make that file if it is absent.
+std::filesystem::path resolve_system(const std::string& text, const SourceTree& tree,
+                                     const std::filesystem::path& home, const std::string& where,
+                                     const std::string& field);
+
+/// $HOME; empty if it is not set.
+std::filesystem::path home_folder();
+
 }  // namespace bagualu

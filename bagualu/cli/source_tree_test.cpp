@@ -69,6 +69,25 @@ TEST_F(SourceTreeTest, ResolvesFilesBeforeNames) {
   }
 }
 
+TEST_F(SourceTreeTest, ResolvesThisMachineToTheMeasuredFile) {
+  touch("configs/systems/h100.json");
+  const SourceTree tree{root_ / "build" / "bin" / "bagualu", root_};
+  const auto resolve = [&](const std::string& text, const fs::path& home) {
+    return resolve_system(text, tree, home, "test", "--system");
+  };
+  EXPECT_EQ(resolve("h100", {}), root_ / "configs" / "systems" / "h100.json");
+  try {
+    resolve("this-machine", root_);
+    FAIL() << "did not throw";
+  } catch (const InvalidInput& error) {
+    EXPECT_NE(error.allowed().find("bagualu profile"), std::string::npos) << error.what();
+    EXPECT_NE(error.found().find(root_.string()), std::string::npos) << error.what();
+  }
+  touch(".cache/bagualu/this-machine.json");
+  EXPECT_EQ(resolve("this-machine", root_), root_ / ".cache" / "bagualu" / "this-machine.json");
+  EXPECT_THROW(resolve("this-machine", {}), InvalidInput);
+}
+
 TEST(FindSourceTree, NamesTheRunningProgram) {
   EXPECT_TRUE(fs::exists(find_source_tree().program));
 }

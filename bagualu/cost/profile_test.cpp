@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 
 #include "bagualu/base/error.h"
@@ -157,6 +158,20 @@ TEST(System, ReadsTheShippedFiles) {
   EXPECT_EQ(h800.provenance, "datasheet");
   EXPECT_EQ(h800.flops_per_s(Dtype::kBf16), 989e12);
   EXPECT_EQ(system_from_file(folder + "cpu-2core.json").provenance, "measured");
+  // 2.012e18 FLOP/s on 12,288 cards at 32.9 % of the peak: 497.7e12 each.
+  const SystemSpec dcu = system_from_file(folder + "dcu-bw1000.json");
+  EXPECT_EQ(dcu.provenance, "derived");
+  EXPECT_NEAR(dcu.bf16_flops_per_s, 2.012e18 / 12288 / 0.329, 0.5e12);
+  int accelerators = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const SystemSpec system = system_from_file(entry.path());
+    EXPECT_EQ(system.name, entry.path().stem().string());
+    EXPECT_FALSE(system.source.empty()) << system.name;
+    accelerators += system.device_memory_bytes >= int64_t{60} << 30 ? 1 : 0;
+    SystemSpec again = system_from_json(to_json(system), system.name);
+    EXPECT_EQ(to_json(again), to_json(system)) << system.name;
+  }
+  EXPECT_GE(accelerators, 7) << "a100, h100, h800, h200, b200, mi300x, dcu-bw1000";
 }
 
 TEST(System, RefusesUnknownProvenanceKeysAndRates) {

@@ -1,5 +1,12 @@
 #include "bagualu/cost/system.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 #include "bagualu/base/error.h"
 
 namespace bagualu {
@@ -9,6 +16,7 @@ namespace {
 constexpr double kLeastRate = 1e6;
 constexpr double kLargestRate = 1e18;
 constexpr int64_t kLargestLaunchNs = 1'000'000'000;
+constexpr int64_t kLargestMemory = int64_t{1} << 50;
 // Defaults of the two attention efficiencies, in shares of the class they follow: what fused
 // kernels reach of large GEMMs on the machines of configs/systems.
 constexpr double kAttentionOfGemmFraction = 0.8;
@@ -63,9 +71,10 @@ SystemSpec system_from_json(const Json& object, const std::string& where) {
   SystemSpec system;
   system.name = reader.string("name");
   system.provenance = reader.string("provenance");
-  if (system.provenance != "measured" && system.provenance != "datasheet" &&
-      system.provenance != "fitted") {
-    throw InvalidInput(where, "provenance", system.provenance, "measured, datasheet, fitted");
+  const std::array<std::string_view, 4> known = {"measured", "datasheet", "fitted", "derived"};
+  if (std::find(known.begin(), known.end(), system.provenance) == known.end()) {
+    throw InvalidInput(where, "provenance", system.provenance,
+                       fmt::format("{}", fmt::join(known, ", ")));
   }
   system.source = reader.string_or("source", "");
   system.fp32_flops_per_s = rate("fp32_flops_per_s");
@@ -78,6 +87,7 @@ SystemSpec system_from_json(const Json& object, const std::string& where) {
   system.encode_bytes_per_s = rate("encode_bytes_per_s");
   system.copy_hidden_fraction = reader.number("copy_hidden_fraction", 0.0, 1.0);
   system.launch_ns = reader.int64("launch_ns", 0, kLargestLaunchNs);
+  system.device_memory_bytes = reader.int64_or("device_memory_bytes", 0, 0, kLargestMemory);
   read_job_rates(reader, system);
   reader.raw("fit");  // of a fitted file: where its numbers come from, for people
   reader.finish();
@@ -104,6 +114,7 @@ Json to_json(const SystemSpec& s) {
           {"encode_bytes_per_s", s.encode_bytes_per_s},
           {"copy_hidden_fraction", s.copy_hidden_fraction},
           {"launch_ns", s.launch_ns},
+          {"device_memory_bytes", s.device_memory_bytes},
           {"fp8_flops_per_s", s.fp8_flops_per_s},
           {"gemm_efficiency_fraction", s.gemm_efficiency_fraction},
           {"grouped_gemm_efficiency_fraction", s.grouped_gemm_efficiency_fraction},

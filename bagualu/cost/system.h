@@ -15,8 +15,9 @@ namespace bagualu {
 /// differ and ranks are joined by two kinds of links.
 struct SystemSpec {
   std::string name;
-  std::string provenance;  ///< "measured", "datasheet" or "fitted"
-  std::string source;      ///< which machine or sheet, what is assumed
+  /// "measured", "datasheet", "fitted", or "derived" (computed from published results, see source)
+  std::string provenance;
+  std::string source;  ///< which machine or sheet, what is assumed
   double fp32_flops_per_s = 0;
   double bf16_flops_per_s = 0;
   double compute_efficiency_fraction = 1;  ///< of the peaks above that GEMMs reach
@@ -28,7 +29,8 @@ struct SystemSpec {
   double copy_hidden_fraction = 0;  ///< share of a host copy that runs beside compute
   int64_t launch_ns = 0;            ///< fixed time of one operator
 
-  double fp8_flops_per_s = 0;  ///< default: the bf16 peak
+  int64_t device_memory_bytes = 0;  ///< as the driver reports it; 0: unknown
+  double fp8_flops_per_s = 0;       ///< default: the bf16 peak
   /// Efficiencies of operator classes, of the peak or of the bandwidth; large shapes. A GEMM's time
   /// is its arithmetic plus its traffic, so small ones reach less.
   double gemm_efficiency_fraction = 0;                ///< default: compute_efficiency_fraction
