@@ -1,7 +1,8 @@
 """`bagualu profile`: measures operator times of a model on this machine and keeps them.
 
 The ranks of one expert-parallel group measure together, since the all-to-all is one of the
-operators. `bagualu train` finds the kept file by itself; --profile FILE gives another.
+operators. `bagualu train` finds the kept file by itself; --profile FILE gives another. A few rates
+of the machine are kept beside it, for `bagualu plan --system this-machine`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
 from bagualu.model_spec import resolve_model
 from bagualu.preflight import check_file, check_folder
 from bagualu.profile_cache import cache_file, default_folder, store_profile
+from bagualu.this_machine import FILE_NAME, measure_this_machine
 from bagualu.train_args import WHERE, Parser
 
 
@@ -56,13 +58,17 @@ def main(argv: Sequence[str]) -> int:
     if code != EXIT_OK:
         return code
     text = path.read_text()
+    row_bytes = spec.hidden * (2 if args.dtype == "bf16" else 4) + 4  # a row and its gate weight
+    system = measure_this_machine(json.loads(text), args.threads, row_bytes)
+    store_profile(path.parent / FILE_NAME, json.dumps(system, indent=2) + "\n")
     if args.json == "-":
         print(text)
     else:
         if args.json:
             store_profile(Path(args.json), text)
         print(json.dumps(json.loads(text), indent=1))
-        print(f"kept in {path}", file=sys.stderr)
+        print(f"kept in {path}, rates of the machine in {path.parent / FILE_NAME}",
+              file=sys.stderr)
     return EXIT_OK
 
 

@@ -21,7 +21,7 @@ def default_folder() -> Path:
     return Path.home() / ".cache" / "bagualu"
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -35,7 +35,7 @@ def cache_file(spec: ModelSpec, args: argparse.Namespace, folder: Path) -> Path:
     key = {name: value for name, value in vars(spec).items() if name not in _NO_MATTER}
     key |= {"version": _VERSION, "ep": args.ep, "micro_batch_size": args.micro_batch_size,
             "seq": args.seq, "dtype": args.dtype, "threads": args.threads,
-            "processor": _processor(), "torch": importlib.metadata.version("torch")}
+            "processor": processor(), "torch": importlib.metadata.version("torch")}
     text = json.dumps(key, sort_keys=True).encode()
     return folder / f"profile-{hashlib.sha256(text).hexdigest()[:16]}.json"
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+from pathlib import Path
 
 import pytest
 from helpers import SMALL, of_type, read_log, write_model, write_text
@@ -208,6 +209,13 @@ def test_profile_is_kept_and_found(command, tmp_path, monkeypatch, capfd):
     model = write_model(tmp_path)
     assert command("profile", "--model", model, "--seq", 16, "--threads", 1) == 0
     assert "ops" in json.loads(capfd.readouterr().out)
+    system = json.loads((tmp_path / ".cache" / "bagualu" / "this-machine.json").read_text())
+    shipped = Path(__file__).resolve().parents[2] / "configs" / "systems" / "cpu-2core.json"
+    assert list(system) == list(json.loads(shipped.read_text()))
+    # 64 rows of 16 fp32 elements and a gate weight in 1000 ns
+    assert system["link_bytes_per_s"] == 64 * (16 * 4 + 4) * 1e6
+    assert (system["d2h_bytes_per_s"], system["h2d_bytes_per_s"]) == (2e9, 3e9)
+    assert system["fp32_flops_per_s"] > 1e6 and system["launch_ns"] > 0
     given = []
     original = fake_runtime.Trainer.__init__
 

@@ -179,4 +179,8 @@ class Trainer:
         return json.dumps({"policy": "adaptive", "plan": {"units": {}}})
 
     def profile_json(self):
-        return json.dumps({"version": 1, "ops": {"expert_fc1": [[64, 1000]]}})
+        exchange = {"forward": [[64, 1000], [128, 2000]]}
+        return json.dumps({"version": 1,
+                           "ops": {"expert_fc1": [[64, 1000]], "dispatch": exchange},
+                           "d2h_bytes_per_s": 2e9, "h2d_bytes_per_s": 3e9,
+                           "encode_bytes_per_s": 4e9, "copy_hidden_fraction": 0.5})
