@@ -12,7 +12,9 @@
 namespace bagualu {
 namespace {
 
-constexpr int64_t kTimesPerNumber = 3;
+constexpr int64_t kRowsPerNumber = 3;
+constexpr const char* kDefaultNumbers[] = {"gemm_efficiency_fraction", "memory_efficiency_fraction",
+                                           "collective_efficiency_fraction"};
 
 /// A number that may be fitted: searched by its logarithm between two bounds.
 struct FitRange {
@@ -79,14 +81,11 @@ class Fit {
     const SystemSpec given = system_from_json(system, where);
     const std::set<std::string> groups = groups_fitted_on(jobs, options.hold_out);
     add_comparisons(given, groups);
-    int64_t times = 0;
-    for (const TimeComparison& entry : result_.comparisons) times += entry.fitted_on ? 1 : 0;
-    const int64_t needed = kTimesPerNumber * static_cast<int64_t>(options.numbers.size());
-    if (times < needed) {
-      throw InvalidInput(where, "rows", fmt::format("{} measured times to fit on", times),
-                         fmt::format("{} or more, three per fitted number", needed));
+    std::set<std::string> rows;
+    for (const TimeComparison& entry : result_.comparisons) {
+      if (entry.fitted_on) rows.insert(entry.row);
     }
-    for (const std::string& key : options.numbers) {
+    for (const std::string& key : numbers_for(static_cast<int64_t>(rows.size()))) {
       const FitRange& range = range_of(key);
       const double start = std::clamp(value_of(given, key), range.low, range.high);
       logs_.push_back(std::log(start));
@@ -108,6 +107,24 @@ class Fit {
   static constexpr int kRounds = 40;
   static constexpr int kSteps = 24;
   static constexpr double kLeastReach = 0.02;
+
+  std::vector<std::string> numbers_for(int64_t rows) const {
+    std::vector<std::string> numbers = options_.numbers;
+    if (numbers.empty()) {
+      for (const char* key : kDefaultNumbers) {
+        if (kRowsPerNumber * static_cast<int64_t>(numbers.size() + 1) <= rows) {
+          numbers.push_back(key);
+        }
+      }
+    }
+    const int64_t needed =
+        kRowsPerNumber * std::max<int64_t>(1, static_cast<int64_t>(numbers.size()));
+    if (rows < needed) {
+      throw InvalidInput(where_, "rows", fmt::format("{} rows to fit on", rows),
+                         fmt::format("{} or more, three per fitted number", needed));
+    }
+    return numbers;
+  }
 
   void add_comparisons(const SystemSpec& given, const std::set<std::string>& groups) {
     for (const MeasuredJob& row : jobs_.rows) {

@@ -55,16 +55,17 @@ struct Calibration {
 using IterationPredictor = std::function<double(const Job&, const SystemSpec&)>;
 
 struct CalibrationOptions {
-  /// Keys of the system file to fit: efficiencies in (0, 1], latencies and overheads in ns.
-  std::vector<std::string> numbers = {"gemm_efficiency_fraction", "memory_efficiency_fraction",
-                                      "collective_efficiency_fraction"};
+  /// Keys of the system file to fit: efficiencies in (0, 1], latencies and overheads in ns. Empty:
+  /// the efficiencies of GEMMs, of memory traffic and of collectives, in this order, as many as
+  /// there are three rows each for.
+  std::vector<std::string> numbers;
   /// Groups are sorted by name and every second one, from the first on, is fitted on; false: all.
   bool hold_out = true;
 };
 
 /// Minimises the squares of log(predicted / measured) over the rows fitted on.
 /// Throws: InvalidInput if a number is no key that can be fitted, or if there are fewer than three
-///         measured times per number.
+///         rows per number.
 /// Cost:   some thousand predictions of each row.
 Calibration calibrate(const Json& system, const std::string& where, const MeasuredJobs& jobs,
                       const IterationPredictor& predictor, const CalibrationOptions& options);

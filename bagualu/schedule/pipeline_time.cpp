@@ -129,7 +129,7 @@ double ramped_ns(PipelineKind kind, const std::vector<StagePasses>& stages, int6
     const double busy = m * rank_passes(stages, pp, rank, kind).total_ns();
     // Interleaved and V-Half leave a rank little room: what idles at the ends stays idle.
     const double own = kind == PipelineKind::kInterleaved ? ramp
-                       : kind == PipelineKind::kVHalf     ? ramp / 2
+                       : kind == PipelineKind::kVHalf     ? 0.75 * ramp
                                                           : fill_ns(kind, rank, pp, mean);
     alike += busy / static_cast<double>(pp);
     slowest = std::max(slowest, busy + std::min(own, ramp));
