@@ -13,14 +13,18 @@ namespace {
 constexpr int kLineBits = 44;
 constexpr size_t kShownPlaces = 5;
 
-/// The best a group of rows has is used: rows that name their micro-batch, else events, which have
-/// an identity, else whatever there is.
-int rank_of_form(const LogRow& row) {
-  if (row.microbatch != kNone) return 0;
-  return row.form == RowForm::kAlloc || row.form == RowForm::kFree ? 1 : 2;
+/// The best form among the rows of a rank is used: those that name their micro-batch before events,
+/// which have an identity, before others; and the rank's own count before those of its experts.
+int form_of(const LogRow& row) {
+  const bool event = row.form == RowForm::kAlloc || row.form == RowForm::kFree;
+  const int identity = row.microbatch != kNone ? 0 : event ? 1 : 2;
+  return 2 * identity + (row.rank != kNone && row.expert != kNone ? 1 : 0);
 }
 
-auto group_key(const LogRow& row) { return std::tie(row.step, row.layer, row.rank, row.expert); }
+/// Experts of an expert trace stand for themselves.
+auto group_key(const LogRow& row) {
+  return std::tuple(row.step, row.layer, row.rank, row.rank == kNone ? row.expert : kNone);
+}
 
 }  // namespace
 
@@ -115,16 +119,6 @@ void RoutingLogReader::end_file(const std::string& damage) {
                      "L, rank: R, received_tokens: T', CSV with a header, or JSON lines");
 }
 
-RoutingLogReader::RawRow* RoutingLogReader::drop_if(RawRow* begin, RawRow* end,
-                                                    LeftOutReason reason,
-                                                    bool (*drop)(const RawRow&)) {
-  return std::stable_partition(begin, end, [&](const RawRow& raw) {
-    const bool dropped = drop(raw);
-    if (dropped && raw.row.form != RowForm::kFree) leave_out(reason, raw.place);
-    return !dropped;
-  });
-}
-
 void RoutingLogReader::emit(const RawRow& raw, int32_t microbatch) {
   if (raw.row.form == RowForm::kFree) ++stand_ins_;
   megatron_lines_ = megatron_lines_ || raw.row.form != RowForm::kTable;
@@ -193,22 +187,30 @@ void RoutingLogReader::resolve_ordered(RawRow* begin, RawRow* end) {
   }
 }
 
+/// Rows of one step, layer and rank: of the forms that describe them one is used, then those of
+/// each expert are settled by themselves.
 void RoutingLogReader::resolve(RawRow* begin, RawRow* end) {
   const auto best = [](const RawRow& a, const RawRow& b) {
-    return rank_of_form(a.row) < rank_of_form(b.row);
+    return form_of(a.row) < form_of(b.row);
   };
-  const int form = rank_of_form(std::min_element(begin, end, best)->row);
-  if (form == 0) {
-    end = drop_if(begin, end, LeftOutReason::kOtherForm,
-                  [](const RawRow& raw) { return rank_of_form(raw.row) != 0; });
-    resolve_numbered(begin, end);
-    return;
+  const int form = form_of(std::min_element(begin, end, best)->row);
+  end = std::stable_partition(begin, end, [&](const RawRow& raw) {
+    const bool used = form_of(raw.row) == form;
+    if (!used && raw.row.form != RowForm::kFree) leave_out(LeftOutReason::kOtherForm, raw.place);
+    return used;
+  });
+  std::sort(begin, end,
+            [](const RawRow& a, const RawRow& b) { return a.row.expert < b.row.expert; });
+  for (RawRow* first = begin; first != end;) {
+    RawRow* next = std::find_if(
+        first, end, [&](const RawRow& raw) { return raw.row.expert != first->row.expert; });
+    if (first->row.microbatch != kNone) {
+      resolve_numbered(first, next);
+    } else {
+      resolve_ordered(first, next);
+    }
+    first = next;
   }
-  if (form == 1) {
-    end = drop_if(begin, end, LeftOutReason::kOtherForm,
-                  [](const RawRow& raw) { return rank_of_form(raw.row) != 1; });
-  }
-  resolve_ordered(begin, end);
 }
 
 /// Sorts, adds up the experts of a rank, settles the numbers of micro-batches.

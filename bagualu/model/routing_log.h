@@ -50,7 +50,6 @@ class RoutingLogReader {
   void resolve(RawRow* begin, RawRow* end);
   void resolve_numbered(RawRow* begin, RawRow* end);
   void resolve_ordered(RawRow* begin, RawRow* end);
-  RawRow* drop_if(RawRow* begin, RawRow* end, LeftOutReason reason, bool (*drop)(const RawRow&));
   void emit(const RawRow& raw, int32_t microbatch);
   void finish_records();
   void finish_notes();

@@ -173,6 +173,14 @@ TEST(RoutingLog, ReadsCsvByTheNamesOfItsHeader) {
   EXPECT_THAT(experts.records, ElementsAre(at(0, -1, 1, 0, 7), at(0, -1, 1, 1, 5)));
 }
 
+TEST(RoutingLog, ARanksOwnCountIsWorthMoreThanThoseOfItsExperts) {
+  const RoutingTrace trace = read(
+      "{\"step\": 0, \"layer\": 1, \"rank\": 0, \"expert\": 4, \"tokens\": 3}\n"
+      "{\"step\": 0, \"layer\": 1, \"rank\": 0, \"tokens\": 9}\n");
+  EXPECT_THAT(trace.records, ElementsAre(at(0, -1, 1, 0, 9))) << "not 12";
+  EXPECT_EQ(trace.left_out_count(LeftOutReason::kOtherForm), 1);
+}
+
 TEST(RoutingLog, ReadsCountsOfAllExpertsInOneRow) {
   const std::string row = "run_a,3,1,2,22 0 61 143\n";
   for (const std::string& header :

@@ -5,14 +5,29 @@
 #include <map>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 namespace bagualu {
 namespace {
 
 /// Rows of one layer in one step, micro-batches added up as they come.
 struct LayerRows {
-  std::vector<int64_t> rows;  ///< by place of the rank in the list of all ranks; -1: none
+  std::vector<std::pair<int32_t, int64_t>> rows;  ///< rank, rows; by rank
   double balanced = 0;
+
+  void add(const RoutedCell& cell) {
+    balanced += cell.balanced;
+    std::vector<std::pair<int32_t, int64_t>> sum;
+    sum.reserve(rows.size());
+    auto mine = rows.begin();
+    for (const RoutedRecord* r = cell.begin; r != cell.end; ++r) {
+      while (mine != rows.end() && mine->first < r->rank) sum.push_back(*mine++);
+      const bool same = mine != rows.end() && mine->first == r->rank;
+      sum.emplace_back(r->rank, r->tokens + (same ? (mine++)->second : 0));
+    }
+    sum.insert(sum.end(), mine, rows.end());
+    rows = std::move(sum);
+  }
 };
 
 /// The hottest rank of a layer.
@@ -89,14 +104,10 @@ class StatsBuilder {
   void add_cell(const RoutedCell& cell, LayerRows* layer, Hottest* hottest) {
     for (const RoutedRecord* r = cell.begin; r != cell.end; ++r) ++by_rank_[place(r->rank)].records;
     if (!cell.complete) return;
-    layer->rows.resize(ranks_.size(), -1);
-    layer->balanced += cell.balanced;
+    layer->add(cell);
+    if (cell.balanced <= 0) return;
     for (const RoutedRecord* r = cell.begin; r != cell.end; ++r) {
-      int64_t& rows = layer->rows[place(r->rank)];
-      rows = std::max<int64_t>(rows, 0) + r->tokens;
-      if (cell.balanced > 0) {
-        hottest->take(static_cast<double>(r->tokens) / cell.balanced, cell.layer(), r->rank);
-      }
+      hottest->take(static_cast<double>(r->tokens) / cell.balanced, cell.layer(), r->rank);
     }
   }
 
@@ -110,13 +121,13 @@ class StatsBuilder {
     for (const auto& [number, layer] : layers) {
       if (layer.balanced <= 0) continue;
       Hottest of_layer;
-      for (size_t i = 0; i < layer.rows.size(); ++i) {
-        if (layer.rows[i] < 0) continue;
-        const double factor = static_cast<double>(layer.rows[i]) / layer.balanced;
-        by_rank_[i].sum += factor;
-        ++by_rank_[i].count;
-        by_rank_[i].largest = std::max(by_rank_[i].largest, factor);
-        of_layer.take(factor, number, ranks_[i]);
+      for (const auto& [rank, rows] : layer.rows) {
+        const double factor = static_cast<double>(rows) / layer.balanced;
+        OfRank& of = by_rank_[place(rank)];
+        of.sum += factor;
+        ++of.count;
+        of.largest = std::max(of.largest, factor);
+        of_layer.take(factor, number, rank);
       }
       if (of_layer.factor <= 0) continue;
       ++by_rank_[place(of_layer.rank)].hottest;
