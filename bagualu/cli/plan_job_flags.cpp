@@ -169,9 +169,7 @@ void set_loads(const JobFlags& flags, const CommonPlanFlags& common, JobPlanRequ
   if (trace.per_expert) {
     trace = fold_experts(trace, request->job.layout.ep, flags.routing, "experts");
   }
-  for (const RankLoads& loads : hottest_rank_loads(trace)) {
-    request->trace.push_back(routed_loads(loads, request->job.model.layers, trace.first_layer));
-  }
+  request->trace = iteration_loads(trace, request->job.model, flags.routing);
 }
 
 void set_system(const CommonPlanFlags& common, const SourceTree& tree, JobPlanRequest* request) {

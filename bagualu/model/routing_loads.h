@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "bagualu/model/model_spec.h"
 #include "bagualu/model/routed_loads.h"
 #include "bagualu/model/routing_cells.h"
 #include "bagualu/model/routing_trace.h"
@@ -34,17 +36,20 @@ std::vector<RankLoads> rank_loads(const RoutingTrace& trace, int32_t rank,
 std::vector<RankLoads> hottest_rank_loads(const RoutingTrace& trace,
                                           const TraceReading& reading = {});
 
-enum class LoadDetail : uint8_t {
-  kByLayer,       ///< each layer at its mean over the micro-batches
-  kByMicrobatch,  ///< each micro-batch at its mean over the layers, besides
-};
-
-/// The planner's form. Since RoutedLoads has a factor per layer or per micro-batch, kByMicrobatch
-/// spreads a micro-batch's rows evenly over the rank's layers: what they keep together is exact.
-/// Shapes:   by_layer [layers]; layers that the trace does not have are at 1
+/// The planner's form of one rank's loads, every factor kept (RoutedLoads::by_microbatch).
+/// Shapes:   layers of the model; those that the trace does not have are at 1
 /// Requires: layers >= 1; first_layer as in RoutingTrace
-RoutedLoads routed_loads(const RankLoads& loads, int64_t layers, int64_t first_layer,
-                         LoadDetail detail = LoadDetail::kByMicrobatch);
+RoutedLoads routed_loads(const RankLoads& loads, int64_t layers, int64_t first_layer);
+
+/// One entry per iteration: what a job with this model meets. Layers that lie on the same ranks are
+/// a pipeline stage; each stage is loaded as that of its ranks was which received most in this
+/// iteration, so that every stage of the job is looked at with its own hottest rank.
+/// Where RoutingTrace::moe_layers_only, numbers are places among the layers with experts, unless
+/// one goes past the last place; else they are the model's.
+/// Throws: InvalidInput(where, "layer") for a layer that has no experts in this model.
+std::vector<RoutedLoads> iteration_loads(const RoutingTrace& trace, const ModelSpec& model,
+                                         const std::string& where,
+                                         const TraceReading& reading = {});
 
 /// The first iterations of a router with random weights: hot, then calmer and calmer while the
 /// balancing loss works.

@@ -267,6 +267,7 @@ RoutingTrace RoutingLogReader::finish() {
   rows_.shrink_to_fit();
   finish_records();
   trace_.per_expert = per_expert_;
+  trace_.moe_layers_only = per_expert_;
   trace_.numbered_by_order = several_;
   const bool from_one =
       megatron_lines_ && std::none_of(trace_.records.begin(), trace_.records.end(),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bagualu/base/error.h"
 #include "bagualu/model/routing_loads.h"
 
 namespace bagualu {
@@ -159,10 +160,13 @@ TEST(RoutingLoads, GivesARanksFactorsByMicrobatchAndLayer) {
   EXPECT_THAT(loads[0].layers, ElementsAre(2, 3));
   EXPECT_THAT(loads[0].factors, ElementsAre(1.5, 1.0, 0.5, 2.0));
   const RoutedLoads routed = routed_loads(loads[0], 5, /*first_layer=*/1);
-  // Layers of the model 1 and 2, means 1.0 and 1.5; micro-batches 1.25 and 1.25.
+  // Layers of the model 1 and 2; the others at 1.
+  EXPECT_DOUBLE_EQ(routed.at(1, 0), 1.5);
+  EXPECT_DOUBLE_EQ(routed.at(2, 1), 2.0);
+  EXPECT_DOUBLE_EQ(routed.at(2, 3), 2.0) << "micro-batches wrap round";
+  EXPECT_DOUBLE_EQ(routed.at(4, 0), 1.0);
   EXPECT_THAT(routed.by_layer, ElementsAre(1.0, 1.0, 1.5, 1.0, 1.0));
-  EXPECT_THAT(routed.spikes, ElementsAre(Pair(0, 1.25), Pair(1, 1.25)));
-  EXPECT_TRUE(routed_loads(loads[0], 5, 1, LoadDetail::kByLayer).spikes.empty());
+  EXPECT_THAT(routed.spikes, ElementsAre(Pair(0, 1.1), Pair(1, 1.1))) << "5.5 / 5 each";
   EXPECT_EQ(hottest_rank_loads(trace)[0].rank, 1);
   EXPECT_TRUE(rank_loads(trace, 9).empty());
 }
@@ -177,6 +181,32 @@ TEST(RoutingLoads, AnUnknownFactorIsTheMeanOfTheOthers) {
   const std::vector<RankLoads> loads = rank_loads(trace_of(records), 0);
   EXPECT_THAT(loads[0].factors, ElementsAre(DoubleEq(1), DoubleEq(4.0 / 3), DoubleEq(1.5),
                                             DoubleNear(23.0 / 18, 1e-12)));
+}
+
+TEST(RoutingLoads, EveryStageHasItsOwnHottestRank) {
+  // Layer 0 is dense. Layer 1 (number 2) lies on ranks 0 1, layer 2 (number 3) on ranks 2 3.
+  ModelSpec model;
+  model.layers = 3;
+  model.moe_layer = {0, 1, 1};
+  RoutingTrace trace = trace_of({{0, 0, 2, 0, 30},
+                                 {0, 0, 2, 1, 10},
+                                 {0, 1, 2, 0, 10},
+                                 {0, 1, 2, 1, 10},
+                                 {0, 0, 3, 2, 5},
+                                 {0, 0, 3, 3, 15},
+                                 {0, 1, 3, 2, 10},
+                                 {0, 1, 3, 3, 10}});
+  trace.first_layer = 1;
+  const std::vector<RoutedLoads> loads = iteration_loads(trace, model, "log");
+  ASSERT_EQ(loads.size(), 1U);
+  EXPECT_THAT(loads[0].by_microbatch,
+              ElementsAre(ElementsAre(1.0, 1.5, 1.5), ElementsAre(1.0, 1.0, 1.0)));
+  trace.first_layer = 2;
+  EXPECT_THROW(iteration_loads(trace, model, "log"), InvalidInput) << "number 2 is now layer 0";
+  // In an expert trace number 0 is the first layer with experts.
+  RoutingTrace experts = trace_of({{0, 0, 0, 0, 30}, {0, 0, 0, 1, 10}});
+  experts.moe_layers_only = true;
+  EXPECT_THAT(iteration_loads(experts, model, "log")[0].by_layer, ElementsAre(1.0, 1.5, 1.0));
 }
 
 TEST(ColdRouter, DecaysFromStartToCalm) {

@@ -56,6 +56,9 @@ struct RoutingTrace {
   /// Number of the model's first layer: 1 where Megatron's lines were read (its layer_number counts
   /// from 1), else 0.
   int64_t first_layer = 0;
+  /// Layers without experts are not counted: number 0 is the first layer with experts (counts per
+  /// expert, as `bagualu train --routing-trace` takes them).
+  bool moe_layers_only = false;
   /// Micro-batches were numbered in the order of their lines, since the log does not number them.
   bool numbered_by_order = false;
 
