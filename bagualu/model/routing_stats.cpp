@@ -15,6 +15,14 @@ struct LayerRows {
   std::vector<std::pair<int32_t, int64_t>> rows;  ///< rank, rows; by rank
   double balanced = 0;
 
+  /// Mean over the ranks, as over those of one cell; not the sum of the cells' means, since a rank
+  /// that joins or leaves inside the step would then be compared with cells that it is not in.
+  void take_mean() {
+    int64_t total = 0;
+    for (const auto& [rank, received] : rows) total += received;
+    balanced = static_cast<double>(total) / static_cast<double>(std::max<size_t>(1, rows.size()));
+  }
+
   void add(const RoutedCell& cell) {
     balanced += cell.balanced;
     std::vector<std::pair<int32_t, int64_t>> sum;
@@ -44,7 +52,10 @@ struct Hottest {
 class StatsBuilder {
  public:
   StatsBuilder(const RoutingTrace& trace, const TraceReading& reading)
-      : split_(trace, reading), ranks_(split_.all_ranks()), by_rank_(ranks_.size()) {}
+      : split_(trace, reading),
+        ranks_(split_.all_ranks()),
+        by_rank_(ranks_.size()),
+        known_mean_(reading.balanced_rows > 0) {}
 
   RoutingStats build() {
     const std::vector<RoutedCell>& cells = split_.cells();
@@ -116,9 +127,10 @@ class StatsBuilder {
     *hottest = {};
   }
 
-  void close_step(int32_t step, const std::map<int32_t, LayerRows>& layers) {
+  void close_step(int32_t step, std::map<int32_t, LayerRows>& layers) {
     Hottest of_step;
-    for (const auto& [number, layer] : layers) {
+    for (auto& [number, layer] : layers) {
+      if (!known_mean_) layer.take_mean();
       if (layer.balanced <= 0) continue;
       Hottest of_layer;
       for (const auto& [rank, rows] : layer.rows) {
@@ -192,6 +204,7 @@ class StatsBuilder {
   const RoutedCells split_;
   const std::vector<int32_t> ranks_;
   std::vector<OfRank> by_rank_;
+  const bool known_mean_;
   std::vector<double> microbatch_factors_;
   std::map<int32_t, std::vector<double>> layer_factors_;
   std::map<int32_t, int64_t> hottest_layer_;

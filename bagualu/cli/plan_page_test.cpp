@@ -1,0 +1,141 @@
+#include "bagualu/cli/plan_page.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace bagualu {
+namespace {
+
+constexpr int64_t kGi = int64_t{1} << 30;
+
+/// What makes a text ill-formed XML; "" if nothing does. Elements closed in order, attributes
+/// quoted and without < or a bare &.
+std::string fault_of(const std::string& html) {
+  static const std::regex kMarkup(
+      R"(<!DOCTYPE html>|<(/?)([a-zA-Z][a-zA-Z0-9]*)((?:\s+[a-zA-Z:-]+="[^"<]*")*)\s*(/?)>|<|&)");
+  static const std::regex kEntity(R"(^&(amp|lt|gt|quot|#39);)");
+  std::vector<std::string> open;
+  for (auto it = std::sregex_iterator(html.begin(), html.end(), kMarkup);
+       it != std::sregex_iterator(); ++it) {
+    const std::string near = html.substr(static_cast<size_t>(it->position()), 60);
+    if (it->str() == "<!DOCTYPE html>") continue;
+    if (it->str() == "&") {
+      if (!std::regex_search(near, kEntity)) return "bare &: " + near;
+    } else if (it->str() == "<") {
+      return "no element: " + near;
+    } else if ((*it)[1].length() > 0) {
+      if (open.empty() || open.back() != (*it)[2].str()) return "closes what is not open: " + near;
+      open.pop_back();
+    } else if ((*it)[4].length() == 0) {
+      open.push_back((*it)[2].str());
+    }
+  }
+  return open.empty() ? "" : "left open: " + open.back();
+}
+
+PlanPage example() {
+  PlanPage page;
+  page.title = "demo on 4 devices";
+  page.summary = "Fits: 30.0 GiB of 32.0 GiB.";
+  page.facts = {{"layout", "pp=2,ep=2"}};
+  page.budget_bytes = 32 * kGi;
+  page.asked_factor = 2.0;
+  page.kinds = {"static", "saved activations", "transients"};
+  for (int r = 0; r < 2; ++r) {
+    PlanPageRank rank;
+    rank.name = std::to_string(r);
+    rank.content = r == 0 ? "Et*2" : "t*2L";
+    rank.peak_kinds = {10 * kGi, 15 * kGi, 5 * kGi};
+    rank.static_bytes = 10 * kGi;
+    rank.calm_bytes = 25 * kGi;
+    rank.peak_bytes = (30 + 4 * r) * kGi;
+    rank.survivable_factor = 2.25;
+    rank.cause = "layer1.expert_fc1 in 0B3";
+    page.ranks.push_back(rank);
+    PlanPageSeries series;
+    series.name = "rank " + rank.name;
+    for (int i = 0; i < 1000; ++i) {
+      series.points.push_back({"0F" + std::to_string(i),
+                               1.0 * i,
+                               1.0 * i + 1,
+                               {10 * kGi, (i % 7) * kGi, i == 777 ? 13 * kGi : kGi}});
+    }
+    page.over_time.push_back(series);
+    page.curves.push_back({"rank " + rank.name, {{1.0, 25 * kGi}, {2.0, 30 * kGi}}});
+  }
+  page.pipeline_svg = "<svg xmlns=\"http://www.w3.org/2000/svg\"><text x=\"1\">0F0</text></svg>\n";
+  page.tables = {
+      {"Largest tensors", "of rank 0", {"name", "bytes"}, {{"rows", "3.0 GiB"}}, {false, true}}};
+  page.notes = {"communication buffers are not counted"};
+  return page;
+}
+
+TEST(PlanPage, IsWellFormed) {
+  EXPECT_EQ(fault_of(plan_page_html(example())), "");
+  EXPECT_EQ(fault_of(plan_page_html({})), "") << "an empty page too";
+  EXPECT_NE(fault_of("<p><b></p></b>"), "") << "the check can fail";
+  EXPECT_NE(fault_of("<p>a & b</p>"), "");
+}
+
+TEST(PlanPage, FetchesNothing) {
+  const std::string html = plan_page_html(example());
+  for (const char* word :
+       {"<script", "<link", "<img", "src=", "href=", "url(", "@import", "<iframe"}) {
+    EXPECT_EQ(html.find(word), std::string::npos) << word;
+  }
+  const std::regex address(R"(https?://(?!www\.w3\.org/2000/svg))");
+  EXPECT_FALSE(std::regex_search(html, address));
+  EXPECT_NE(html.find("default-src 'none'"), std::string::npos);
+}
+
+TEST(PlanPage, EscapesEveryText) {
+  PlanPage page = example();
+  const std::string evil = "a<b>&\"'\x01\xff</style>";
+  page.title = page.summary = page.facts[0].first = page.facts[0].second = evil;
+  page.kinds[0] = page.ranks[0].name = page.ranks[0].content = page.ranks[0].cause = evil;
+  page.over_time[0].name = page.over_time[0].points[777].label = page.time_unit = evil;
+  page.curves[0].name = page.notes[0] = evil;
+  page.tables[0] = {evil, evil, {evil}, {{evil}}, {}};
+  const std::string html = plan_page_html(page);
+  EXPECT_EQ(fault_of(html), "");
+  EXPECT_EQ(html.find("a<b>"), std::string::npos);
+  EXPECT_EQ(html.find('\x01'), std::string::npos);
+  EXPECT_EQ(escape_html("a<b>&\"'"), "a&lt;b&gt;&amp;&quot;&#39;");
+  EXPECT_EQ(escape_html("\xc3\xa9\x1b\xc3"), "\xc3\xa9\xEF\xBF\xBD\xEF\xBF\xBD");
+  EXPECT_EQ(escape_html("\xed\xa0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD") << "a surrogate";
+}
+
+TEST(PlanPage, EqualPagesGiveEqualBytes) {
+  EXPECT_EQ(plan_page_html(example()), plan_page_html(example()));
+}
+
+TEST(PlanPage, ThinningKeepsThePeak) {
+  // 1,000 points in 240 columns. Point 777 holds 10 + 777 % 7 = 0 + 13 = 23 GiB.
+  const std::string html = plan_page_html(example());
+  EXPECT_NE(html.find("23.0 GiB in 0F777"), std::string::npos);
+  const std::string hit = "class=\"hit\"";
+  int64_t hits = 0;
+  for (size_t at = html.find(hit); at != std::string::npos; at = html.find(hit, at + 1)) ++hits;
+  EXPECT_EQ(hits, 2 * 240);
+}
+
+TEST(PlanPage, NamesRanksOverTheBudget) {
+  const std::string html = plan_page_html(example());
+  EXPECT_NE(html.find("34.0 GiB (over)"), std::string::npos);
+  EXPECT_EQ(html.find("30.0 GiB (over)"), std::string::npos);
+  EXPECT_NE(html.find("budget 32.0 GiB"), std::string::npos);
+}
+
+TEST(PlanPage, FoldsFurtherRanksAway) {
+  PlanPage page = example();
+  EXPECT_EQ(plan_page_html(page).find("<details>"), std::string::npos);
+  page.over_time.resize(15, page.over_time[0]);
+  EXPECT_NE(plan_page_html(page).find("3 further ranks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace bagualu
