@@ -31,13 +31,13 @@ struct ListRules {
 // they will begin. Rank r holds stage r and, with two stages per rank, the mirrored one.
 class ListScheduler {
  public:
-  ListScheduler(int pp, int stages, int microbatches, const PipelineTimes& times, int limit,
-                ListRules rules)
+  ListScheduler(int pp, int stages, int microbatches, const PipelineTimes& times,
+                const HoldLimit& hold, ListRules rules)
       : pp_(pp),
         stages_(stages),
         microbatches_(microbatches),
         times_(times),
-        limit_(limit),
+        hold_(hold),
         rules_(rules) {
     const size_t slots = static_cast<size_t>(stages) * static_cast<size_t>(microbatches);
     forward_ready_.assign(slots, kNever);
@@ -79,7 +79,7 @@ class ListScheduler {
     std::array<StageState, 2> stages;
     int64_t free = 0;
     int64_t wake = 0;  // when it decides next
-    int held = 0;
+    int64_t held = 0;
     std::vector<PipelinePass> put_off;
     size_t weights = 0;
     bool has_weight() const { return weights < put_off.size(); }
@@ -105,8 +105,8 @@ class ListScheduler {
       StageState& state = rank.stages[static_cast<size_t>(place)];
       if (state.forwards == microbatches_) continue;
       // The way back up needs a place of its own, or the way down could take all of them.
-      const int reserved = rank.held_stages == 2 && place == 0 ? 1 : 0;
-      if (rank.held + 1 + reserved > limit_) continue;
+      const int64_t needed = (rank.held_stages == 2 && place == 0 ? 2 : 1) * hold_.activation;
+      if (rank.held + needed > hold_.limit) continue;
       const int most_ahead = rules_.ahead * (pp_ - state.stage);
       if (most_ahead > 0 && state.forwards - state.gradients >= most_ahead) continue;
       const int64_t ready = std::max(now, forward_ready_[slot(state.stage, state.forwards)]);
@@ -172,14 +172,14 @@ class ListScheduler {
   void run_weight(int r, Rank& rank, int64_t now) {
     rank.free = rank.wake = weight_end(rank, now);
     list(r).push_back(rank.put_off[rank.weights++]);
-    --rank.held;
+    rank.held -= hold_.weight_grad;
   }
 
   void run_forward(int r, Rank& rank, StageState& state, int64_t now) {
     const int m = state.forwards++;
     const int64_t end = now + at(times_.forward_ns, state.stage, m);
     list(r).push_back({state.stage, PassKind::kForward, m});
-    ++rank.held;
+    rank.held += hold_.activation;
     rank.free = rank.wake = end;
     if (state.stage + 1 < stages_) {
       arrive(forward_ready_, state.stage + 1, m, r, end);
@@ -193,6 +193,7 @@ class ListScheduler {
     const int64_t end =
         now + at(times_.backward_ns, state.stage, m) - at(times_.weight_grad_ns, state.stage, m);
     list(r).push_back({state.stage, PassKind::kInputGrad, m});
+    rank.held -= hold_.activation - hold_.weight_grad;
     rank.put_off.push_back({state.stage, PassKind::kWeightGrad, m});
     rank.free = rank.wake = end;
     if (state.stage > 0) arrive(gradient_ready_, state.stage - 1, m, r, end);
@@ -212,7 +213,7 @@ class ListScheduler {
   int stages_;
   int microbatches_;
   const PipelineTimes& times_;
-  int limit_;
+  HoldLimit hold_;
   ListRules rules_;
   std::vector<int64_t> forward_ready_;   // by slot(): when its input is here
   std::vector<int64_t> gradient_ready_;  // the same of its input gradient
@@ -280,19 +281,26 @@ int most(const std::vector<int>& counts) { return *std::max_element(counts.begin
 }  // namespace
 
 PipelineOrder zero_bubble_order(int pp, int microbatches, const PipelineTimes& times,
-                                int in_flight_limit) {
-  BGL_CHECK(in_flight_limit >= 1, in_flight_limit);
+                                const HoldLimit& hold) {
+  BGL_CHECK(hold.activation <= hold.limit, hold.activation, hold.limit);
+  BGL_CHECK(hold.weight_grad >= 0 && hold.weight_grad <= hold.activation, hold.weight_grad);
   std::optional<PipelineOrder> best;
   Cost best_cost;
-  for (const ListRules& rules : all_rules(false, static_cast<size_t>(3 * pp * microbatches))) {
-    auto order = ListScheduler(pp, pp, microbatches, times, in_flight_limit, rules).make();
-    if (!order) continue;
-    const Cost cost = span_cost(*order, times);
-    if (best && cost >= best_cost) continue;
+  const auto offer = [&](PipelineOrder order) {
+    const Cost cost = span_cost(order, times);
+    if (best && cost >= best_cost) return;
     best = std::move(order);
     best_cost = cost;
+  };
+  for (PipelineKind kind : {PipelineKind::kZbH1, PipelineKind::kZbH2}) {
+    PipelineOrder order = make_order(kind, pp, 1, microbatches);
+    if (most(in_flight(order)) * hold.activation <= hold.limit) offer(std::move(order));
   }
-  BGL_CHECK(best, pp, microbatches, in_flight_limit);
+  for (const ListRules& rules : all_rules(false, static_cast<size_t>(3 * pp * microbatches))) {
+    auto order = ListScheduler(pp, pp, microbatches, times, hold, rules).make();
+    if (order) offer(*std::move(order));
+  }
+  BGL_CHECK(best, pp, microbatches, hold.limit);
   return *std::move(best);
 }
 
@@ -306,7 +314,7 @@ PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int 
   if (best_cost.first == least_step(best, times)) return best;
   for (const ListRules& rules :
        all_rules(two_stages, static_cast<size_t>(3 * best.stages * microbatches))) {
-    auto order = ListScheduler(pp, best.stages, microbatches, times, limit, rules).make();
+    auto order = ListScheduler(pp, best.stages, microbatches, times, {limit, 1, 1}, rules).make();
     if (!order) continue;
     const Cost cost = step_cost(*order, times);
     if (cost >= best_cost) continue;

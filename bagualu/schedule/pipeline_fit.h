@@ -6,15 +6,22 @@
 
 namespace bagualu {
 
-/// Zero-bubble order of one stage per rank, backward split, no rank holding more than
-/// `in_flight_limit` activations (from forward to weight gradient) at once. With limits pp and
-/// 2 * pp these are the ZB-1p and ZB-2p of Qi et al. 2023; their scheduler is another one.
-/// Of several greedy lists the one with the shortest longest span, then the shortest step.
+/// What a list may hold on each rank, in any unit of memory.
+struct HoldLimit {
+  int64_t limit = 1;
+  int64_t activation = 1;   ///< held from a forward to its input gradient
+  int64_t weight_grad = 1;  ///< of it, still held from there to the weight gradient
+};
+
+/// Zero-bubble order of one stage per rank, backward split, no rank holding more than the limit.
+/// With limits of pp and 2 * pp activations these are the ZB-1p and ZB-2p of Qi et al. 2023; their
+/// scheduler is another one. Of several greedy lists and, where they fit, ZB-H1 and ZB-H2, the one
+/// with the shortest longest span, then the shortest step.
 /// Shapes:   times as [pp][microbatches], weight_grad_ns given
-/// Requires: in_flight_limit at least 1.
+/// Requires: activation <= limit, 0 <= weight_grad <= activation.
 /// Cost:     O(passes * pp) for each list
 PipelineOrder zero_bubble_order(int pp, int microbatches, const PipelineTimes& times,
-                                int in_flight_limit);
+                                const HoldLimit& hold);
 
 /// make_order()'s order, or a list made for these times under the same number of activations in
 /// flight if its step is shorter. Only kinds with a split backward of every pass have lists; the

@@ -138,8 +138,8 @@ TEST(ZeroBubbleOrder, MeetsTheClosedFormsAtOnceAndTwiceTheMemoryOf1F1B) {
   for (int p : {2, 4, 8, 16}) {
     const int m = 4 * p;
     const PipelineTimes times = equal_times(one_f_one_b(p, m), PassTimes{});
-    const PipelineOrder once = zero_bubble_order(p, m, times, p);
-    const PipelineOrder twice = zero_bubble_order(p, m, times, 2 * p);
+    const PipelineOrder once = zero_bubble_order(p, m, times, {p, 1, 1});
+    const PipelineOrder twice = zero_bubble_order(p, m, times, {2 * p, 1, 1});
     for (const PipelineOrder* order : {&once, &twice}) {
       ASSERT_EQ(order_fault(*order, PipelineKind::k1F1B), std::nullopt);
     }
@@ -155,7 +155,7 @@ TEST(ZeroBubbleOrder, HoldsAnyLimit) {
   const PipelineTimes times = equal_times(one_f_one_b(4, 9), PassTimes{10, 13, 7, 2});
   int64_t last = 0;
   for (int limit = 1; limit <= 9; ++limit) {
-    const PipelineOrder order = zero_bubble_order(4, 9, times, limit);
+    const PipelineOrder order = zero_bubble_order(4, 9, times, {limit, 1, 1});
     ASSERT_EQ(order_fault(order), std::nullopt) << limit;
     EXPECT_THAT(in_flight(order), Each(Le(limit)));
     const int64_t ns = longest(simulate(order, times).span_ns);
