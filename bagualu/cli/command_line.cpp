@@ -10,6 +10,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
+#include "bagualu/cli/schedule_command.h"
 #include "bagualu/cli/source_tree.h"
 #include "bagualu/cli/trace_command.h"
 
@@ -32,6 +33,10 @@ int run_trace_command(std::string_view, const Arguments& arguments, const Stream
   return run_trace(arguments, streams);
 }
 
+int run_schedule_command(std::string_view, const Arguments& arguments, const Streams& streams) {
+  return run_schedule(arguments, streams);
+}
+
 /// Commands that start ranks or load a model go through one launcher, which checks their input.
 int run_launcher(std::string_view name, const Arguments& arguments, const Streams&) {
   Arguments all = {std::string(name)};
@@ -43,10 +48,12 @@ int run_report(std::string_view, const Arguments& arguments, const Streams&) {
   exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.report", arguments));
 }
 
-constexpr std::array<Subcommand, 6> kSubcommands = {{
+constexpr std::array<Subcommand, 7> kSubcommands = {{
     {"plan", "memory of one rank: static bytes, activations, peak, floor, what it survives",
      run_plan_command},
     {"trace", "routing logs to one format, with statistics of the imbalance", run_trace_command},
+    {"schedule", "order of a pipeline's passes: drawing, activations in flight, bubbles",
+     run_schedule_command},
     {"train", "train a model under a memory budget, on one or more ranks", run_launcher},
     {"profile", "measure operator times of this machine and keep them for train and plan",
      run_launcher},

@@ -22,9 +22,10 @@ struct ListRules {
   // One stage per rank: most forwards without their input gradient, as multiples of what 1F1B has
   // on that rank; 0: what memory allows.
   int ahead = 0;
-  bool whole_backward = false;   // a weight gradient at once behind its input gradient
-  bool await_gradient = false;   // no forward that would put a known input gradient off
-  bool fill_short_gaps = false;  // a weight gradient though a known arrival comes before its end
+  bool whole_backward = false;  // a weight gradient at once behind its input gradient
+  bool await_gradient = false;  // no forward that would put a known input gradient off
+  // A weight gradient runs before a known arrival if so many quarters of it fit.
+  int quarters_that_fit = 4;
 };
 
 // Decides pass after pass in the order of time. A rank knows what other ranks have begun, not what
@@ -151,7 +152,8 @@ class ListScheduler {
     const int64_t arrival =
         forward.ready <= now ? gradient.ready : std::min(forward.ready, gradient.ready);
     if (rank.has_weight()) {
-      if (rules_.fill_short_gaps || weight_end(rank, now) <= arrival) {
+      const int64_t quarter = (weight_end(rank, now) - now) / 4;
+      if (weight_end(rank, now) - (4 - rules_.quarters_that_fit) * quarter <= arrival) {
         run_weight(r, rank, now);
         return true;
       }
@@ -238,7 +240,7 @@ std::vector<ListRules> all_rules(bool two_stages, size_t passes) {
   // For many passes, more lists cost more than they are worth.
   const unsigned few = passes <= 2000 ? 1 : 0;
   for (unsigned set = 0; set < (few ? 8U : 1U); ++set) {
-    for (unsigned choice = 0; choice < 4; ++choice) {
+    for (unsigned choice = 0; choice < (few ? 6U : 4U); ++choice) {
       // Which of a rank's stages is first is a question of two, how far ahead one of one.
       for (int variant = 0; variant < (two_stages ? 2 : 3); ++variant) {
         ListRules list;
@@ -246,8 +248,8 @@ std::vector<ListRules> all_rules(bool two_stages, size_t passes) {
         list.await_gradient = (set & 2U) != 0;
         list.lower_gradient_first = (set & 4U) != 0;
         if (list.lower_gradient_first && !two_stages) continue;
-        list.fill_short_gaps = (choice & 1U) != 0;
-        list.forward_first = (choice & 2U) != 0;
+        list.forward_first = (choice & 1U) != 0;
+        list.quarters_that_fit = std::array{4, 0, 2}[choice / 2];
         list.lower_first = two_stages && variant == 1;
         list.ahead = two_stages ? 0 : variant;
         rules.push_back(list);
