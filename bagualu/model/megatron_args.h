@@ -29,7 +29,7 @@ struct MegatronOptions {
   /// Tokens of the tokenizer; 0: as --vocab-size or --padded-vocab-size says.
   int64_t vocab = 0;
   /// Shell variables that the caller would have set before starting the script.
-  std::map<std::string, std::string> variables;
+  std::map<std::string, std::string> variables = {};
 };
 
 struct MegatronJob {

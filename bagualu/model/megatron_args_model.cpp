@@ -139,9 +139,6 @@ void read_grouped_attention(const MegatronFlags& flags, ModelSpec* model) {
   model->head_dim = flags.count_or("kv-channels", model->hidden / model->heads);
   model->qk_norm_weightless = flags.on("qk-l2-norm");
   model->qk_norm = flags.on("qk-layernorm") || model->qk_norm_weightless;
-  if (flags.on("qk-layernorm") && model->qk_norm_weightless) {
-    flags.contradiction("qk-l2-norm", "not beside --qk-layernorm");
-  }
 }
 
 void read_latent_attention(MegatronFlags* flags, ModelSpec* model) {
