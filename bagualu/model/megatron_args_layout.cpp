@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "bagualu/model/megatron_args_parts.h"
@@ -127,6 +128,9 @@ void read_stages(const MegatronFlags& flags, Job* job) {
     }
     std::string text = flags.text(written);
     std::erase_if(text, [](char symbol) { return symbol == '"' || symbol == '\''; });
+    if (text.find('t', std::min(text.find('m'), text.size())) != std::string::npos) {
+      flags.fail(written, flags.text(written), "every m behind the last t");
+    }
     const int64_t stages = count_stages(text, flags.where(), "--pipeline-model-parallel-layout");
     if (stages % layout.pp != 0) {
       flags.fail(written, fmt::format("{} stages", stages),

@@ -209,6 +209,10 @@ void read_positions(MegatronFlags* flags, ModelSpec* model) {
   const int64_t positions = flags->count("max-position-embeddings");
   if (type == "learned_absolute") model->learned_positions = positions;
   flags->unmodelled_if("position-embedding-type", type == "relative");
+  if (model->mtp_layers > 0 && type != "rope" && type != "none") {
+    flags->fail("mtp-num-layers", fmt::format("{}", model->mtp_layers),
+                "0, or --position-embedding-type rope or none beside it");
+  }
   const bool seq_named = flags->has("seq-length");
   const int64_t seq = flags->count(seq_named ? "seq-length" : "encoder-seq-length");
   if (positions < seq) {

@@ -142,6 +142,9 @@ void read_recompute_modules(MegatronFlags* flags, Job* job) {
   if (has("mla_up_proj") && !job->model.has_mla()) {
     flags->fail("recompute-modules", "mla_up_proj", "only beside --multi-latent-attention");
   }
+  if (has("moe_act") && !flags->has("moe-grouped-gemm")) {
+    flags->fail("recompute-modules", "moe_act", "only beside --moe-grouped-gemm");
+  }
   if (job->fp8 && job->fp8_recipe == "delayed" && (has("moe_act") || has("layernorm"))) {
     flags->fail("recompute-modules", has("moe_act") ? "moe_act" : "layernorm",
                 "--fp8-recipe tensorwise, blockwise or mxfp8 beside it: delayed scaling cannot "
@@ -236,8 +239,8 @@ void read_offload(MegatronFlags* flags, Job* job) {
 
 void read_dispatch(MegatronFlags* flags, Job* job) {
   MoeSettings& moe = job->moe;
-  moe.router_bytes = job->element_bytes;
   if (!job->model.has_moe()) return;
+  moe.router_bytes = job->element_bytes;
   std::string dispatcher = flags->choice_or("moe-token-dispatcher-type", "allgather",
                                             {"allgather", "alltoall", "alltoall_seq", "flex"});
   if (dispatcher == "alltoall_seq") {

@@ -378,6 +378,9 @@ class Follower {
   }
 
   Truth simple(Truth mode, int depth) {
+    if (is_one_of(peek().text, {"then", "elif", "else", "fi", "do", "done", "esac", "}"})) {
+      fail("a command");
+    }
     const int64_t line = peek().line;
     const size_t begin = at_;
     ShellExpander expander(&variables_, where_);
