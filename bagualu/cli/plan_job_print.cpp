@@ -85,26 +85,28 @@ void print_ranks(const JobPlanRequest& request, const JobPlanReport& report, std
   const std::string loaded = request.loads.spikes.empty() && request.loads.by_layer.empty()
                                  ? factor_text(request.loads.factor)
                                  : "asked loads";
-  out << fmt::format("\n{:<6}{:<16}{:<11}{:<11}{:<12}{:<12}{:<10}{:<10}{}\n", "rank", "holds",
+  out << fmt::format("\n{:<6}{:<16}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", "rank", "holds",
                      "static", "in flight", "peak 1.00x", "peak " + loaded, "worst",
                      budget ? "survives" : "", "cause of the peak");
   for (const JobRank& rank : report.ranks) {
     const bool over = budget && rank.loaded.peak_bytes > request.budget_bytes;
     out << fmt::format(
-        "{:<6}{:<16}{:<11}{:<11}{:<12}{:<12}{:<10}{:<10}{}\n", rank.pp_rank, rank.content,
+        "{:<6}{:<16}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", rank.pp_rank, rank.content,
         format_bytes(rank.static_bytes), rank.loaded.in_flight, format_bytes(rank.calm.peak_bytes),
-        format_bytes(rank.loaded.peak_bytes) + (over ? "!" : ""), format_bytes(rank.worst_bytes),
-        budget ? factor_text(rank.survivable_factor) : "", cause_text(rank.loaded.cause));
+        format_bytes(rank.loaded.peak_bytes) + (over ? " over" : ""),
+        format_bytes(rank.worst_bytes), budget ? factor_text(rank.survivable_factor) : "",
+        cause_text(rank.loaded.cause));
   }
 }
 
 void print_peak(const JobPlanRequest& request, const JobPlanReport& report, std::ostream& out) {
   const JobRank& rank = report.ranks[report.heaviest];
-  out << fmt::format("\nheaviest: rank {}, {} in {}, reached in {}\n", rank.pp_rank,
-                     format_bytes(rank.loaded.peak_bytes), cause_text(rank.loaded.cause),
-                     rank.loaded.cause.layer < 0
-                         ? std::string("embedding or head")
-                         : fmt::format("layer {}", rank.loaded.cause.layer));
+  const PeakCause& cause = rank.loaded.cause;
+  out << fmt::format(
+      "\nheaviest: rank {}, {} while {} runs {} of micro-batch {} in virtual stage {}\n",
+      rank.pp_rank, format_bytes(rank.loaded.peak_bytes), cause.op,
+      cause.pass.kind == PassKind::kForward ? "forward" : "backward", cause.pass.microbatch,
+      cause.pass.stage);
   for (const KindBytes& kind : rank.loaded.by_kind) {
     out << fmt::format(
         "  {:<28}{:<12}{}\n", kind.kind, format_bytes(kind.bytes),
@@ -117,7 +119,7 @@ void print_peak(const JobPlanRequest& request, const JobPlanReport& report, std:
                        tensor.count, tensor.formula);
   }
   if (request.budget_bytes == 0) return;
-  out << fmt::format("floor: {} survive any routing with every layer recomputed\n",
+  out << fmt::format("with every layer recomputed, {} survive any routing\n",
                      format_bytes(report.floor_bytes));
 }
 
