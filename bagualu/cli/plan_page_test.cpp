@@ -16,7 +16,7 @@ constexpr int64_t kGi = int64_t{1} << 30;
 /// quoted and without < or a bare &.
 std::string fault_of(const std::string& html) {
   static const std::regex kMarkup(
-      R"(<!DOCTYPE html>|<(/?)([a-zA-Z][a-zA-Z0-9]*)((?:\s+[a-zA-Z:-]+="[^"<]*")*)\s*(/?)>|<|&)");
+      R"(<!DOCTYPE html>|<(/?)([a-zA-Z][a-zA-Z0-9]*)((?:\s+[a-zA-Z][a-zA-Z0-9:-]*="[^"<]*")*)\s*(/?)>|<|&)");
   static const std::regex kEntity(R"(^&(amp|lt|gt|quot|#39);)");
   std::vector<std::string> open;
   for (auto it = std::sregex_iterator(html.begin(), html.end(), kMarkup);
