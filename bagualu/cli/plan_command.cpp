@@ -158,6 +158,16 @@ void refuse_mixed(const CLI::App& app, bool job) {
   }
 }
 
+/// An empty text is a script's variable that was not set, and never what was meant.
+void refuse_empty(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      if (!value.empty() || option->get_items_expected_min() == 0) continue;
+      throw InvalidInput(kWhere, option->get_name(), "nothing", "a value behind the flag");
+    }
+  }
+}
+
 /// Where the answer goes; prints the table or JSON and returns the exit code.
 int answer_job(const CLI::App& app, const PlanFlags& flags, const SourceTree& tree,
                const Streams& streams) {
@@ -230,6 +240,7 @@ int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
   }
   flags.has_explain = app.count("--explain") > 0;
   const bool job = is_job(flags.job);
+  refuse_empty(app);
   refuse_mixed(app, job);
   return job ? answer_job(app, flags, tree, streams) : answer(flags, tree, streams);
 }

@@ -1,6 +1,7 @@
 #include "bagualu/model/job.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -270,7 +271,55 @@ std::string stages_text(const std::vector<StageContent>& stages) {
   return text;
 }
 
+const std::vector<std::string>& recompute_module_names() {
+  static const std::vector<std::string> names = {"core_attn", "layernorm", "mla_up_proj",   "mlp",
+                                                 "moe",       "moe_act",   "shared_experts"};
+  return names;
+}
+
+const std::vector<std::string>& offload_module_names() {
+  static const std::vector<std::string> names = {"attn_norm", "qkv_linear", "core_attn",
+                                                 "attn_proj", "expert_fc1", "mlp_norm",
+                                                 "moe_act",   "all"};
+  return names;
+}
+
+std::vector<std::string> recompute_modules_of(const ModelSpec& model) {
+  std::vector<std::string> names = {"core_attn", "layernorm"};
+  if (model.has_mla()) names.emplace_back("mla_up_proj");
+  if (model.moe_layers() < model.layers) names.emplace_back("mlp");
+  if (model.has_moe()) names.insert(names.end(), {"moe", "moe_act"});
+  if (model.shared_ffn > 0) names.emplace_back("shared_experts");
+  return names;
+}
+
+std::vector<std::string> offload_modules_of(const ModelSpec& model) {
+  std::vector<std::string> names = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                    "mlp_norm"};
+  if (model.has_moe()) names.insert(names.end(), {"expert_fc1", "moe_act"});
+  names.emplace_back("all");
+  return names;
+}
+
 namespace {
+
+/// A name that is no module, or one that this model has not, would silently do nothing.
+void validate_modules(const char* field, const std::vector<std::string>& modules,
+                      const std::vector<std::string>& names,
+                      const std::vector<std::string>& of_model, const std::string& where) {
+  const auto among = [](const std::vector<std::string>& list, const std::string& name) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const bool known = among(names, modules[i]);
+    needs(known && among(of_model, modules[i]), where, field, modules[i],
+          fmt::format("{}{}", known ? "what this model has: " : "",
+                      fmt::join(known ? of_model : names, ", ")));
+    needs(std::find(modules.begin() + static_cast<int64_t>(i) + 1, modules.end(), modules[i]) ==
+              modules.end(),
+          where, field, modules[i] + " twice", "each module once");
+  }
+}
 
 void validate_layout(const Job& job, const std::string& where) {
   const JobLayout& l = job.layout;
@@ -326,6 +375,10 @@ void validate_stages(const Job& job, const std::string& where) {
     needs(stage.first_layer == layers && stage.layer_count >= 0, where, "stages",
           fmt::format("layer {}", stage.first_layer), fmt::format("layer {} next", layers));
     layers += stage.layer_count;
+    needs(stage.layer_count + stage.mtp_layers > 0 || stage.embedding || stage.head, where,
+          "stages", "an empty one",
+          fmt::format("something in each: {} virtual stages of {} layers are too many",
+                      job.stages.size(), job.model.layers));
   }
   needs(layers == job.model.layers, where, "stages", fmt::format("{} layers", layers),
         fmt::format("{}", job.model.layers));
@@ -351,6 +404,10 @@ void validate(const Job& job, const std::string& where) {
   needs(job.pipeline != PipelineKind::kInterleaved || l.pp == 1 || job.microbatches % l.pp == 0,
         where, "microbatches", fmt::format("{}", job.microbatches),
         fmt::format("a multiple of pp = {}, as interleaving needs", l.pp));
+  validate_modules("recompute.modules", job.recompute.modules, recompute_module_names(),
+                   recompute_modules_of(job.model), where);
+  validate_modules("offload.modules", job.offload.modules, offload_module_names(),
+                   offload_modules_of(job.model), where);
   const double factor = job.moe.capacity_factor;
   const double least = job.model.has_moe() ? 1.0 / static_cast<double>(job.model.top_k) : 0;
   needs(factor == 0 || (factor >= least && factor <= 4096), where, "moe.capacity_factor",

@@ -143,7 +143,8 @@ struct AllocatorSettings {
   double reserve_fraction = 0;      ///< of the peak, held by the allocator and not used
   /// Workspaces of the GEMM libraries, inside the allocator's count: Transformer Engine's one (and
   /// four more where grouped GEMMs run), PyTorch's one per thread that multiplies (forward's and
-  /// backward's). Defaults: compute capability 9 and up, and PyTorch's outside Hopper (there 32 MiB).
+  /// backward's). Defaults: compute capability 9 and up, and PyTorch's outside Hopper (there 32
+  /// MiB).
   int64_t engine_workspace_bytes = int64_t{32} << 20;
   int64_t blas_workspace_bytes = (int64_t{8} << 20) + (int64_t{128} << 10);
   /// With accumulation fusion, autograd is handed one stand-in gradient per shape of weight, which
@@ -215,6 +216,15 @@ std::vector<StageContent> parse_stages(std::string_view text, const ModelSpec& m
 std::string stages_text(const std::vector<StageContent>& stages);
 /// Virtual stages that such a text describes.
 int64_t count_stages(std::string_view text, const std::string& where, const std::string& field);
+
+/// What RecomputeSettings::modules and OffloadSettings::modules may name; offload also "all": every
+/// saved tensor, as Megatron-Kwai's ratio counts them.
+const std::vector<std::string>& recompute_module_names();
+const std::vector<std::string>& offload_module_names();
+
+/// Modules of the two lists that this model has.
+std::vector<std::string> recompute_modules_of(const ModelSpec& model);
+std::vector<std::string> offload_modules_of(const ModelSpec& model);
 
 /// Throws InvalidInput(where) naming the field that does not fit the others.
 void validate(const Job& job, const std::string& where);

@@ -13,25 +13,6 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Modules that a recompute list may name and this model has.
-std::vector<std::string> recompute_modules(const ModelSpec& model) {
-  std::vector<std::string> modules = {"core_attn", "layernorm"};
-  if (model.has_mla()) modules.emplace_back("mla_up_proj");
-  if (model.moe_layers() < model.layers) modules.emplace_back("mlp");
-  if (!model.has_moe()) return modules;
-  modules.insert(modules.end(), {"moe_act", "moe"});
-  if (model.shared_ffn > 0) modules.emplace_back("shared_experts");
-  return modules;
-}
-
-/// Modules whose inputs can be offloaded. attn_proj goes with core_attn only, so it is no action
-/// of its own.
-std::vector<std::string> offload_modules(const ModelSpec& model) {
-  std::vector<std::string> modules = {"attn_norm", "core_attn", "mlp_norm"};
-  if (model.has_moe()) modules.insert(modules.end(), {"expert_fc1", "moe_act"});
-  return modules;
-}
-
 /// A module is recomputed or offloaded, not both; recomputing a whole MoE layer drops what its
 /// experts' modules would have offloaded.
 bool excluded(const Job& job, const std::string& module, bool recompute) {
@@ -76,7 +57,7 @@ double largest_survivable_factor(const Job& job, const JobMemory& memory, int64_
 std::vector<std::pair<std::string, Job>> job_actions(const Job& job) {
   std::vector<std::pair<std::string, Job>> actions;
   if (job.recompute.granularity == RecomputeGranularity::kFull) return actions;
-  for (const std::string& module : recompute_modules(job.model)) {
+  for (const std::string& module : recompute_modules_of(job.model)) {
     if (contains(job.recompute.modules, module) || excluded(job, module, true)) continue;
     actions.emplace_back("recompute " + module, job);
     RecomputeSettings& settings = actions.back().second.recompute;
@@ -84,7 +65,9 @@ std::vector<std::pair<std::string, Job>> job_actions(const Job& job) {
     settings.modules.push_back(module);
     std::sort(settings.modules.begin(), settings.modules.end());
   }
-  for (const std::string& module : offload_modules(job.model)) {
+  for (const std::string& module : offload_modules_of(job.model)) {
+    // Megatron moves attn_proj's input with core_attn only; "all" is Kwai's.
+    if (module == "attn_proj" || module == "all") continue;
     if (contains(job.offload.modules, module) || excluded(job, module, false)) continue;
     actions.emplace_back("offload " + module, job);
     actions.back().second.offload.modules.push_back(module);
