@@ -7,6 +7,7 @@
 
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
+#include "bagualu/model/hf_config.h"
 #include "bagualu/model/model_spec.h"
 #include "bagualu/model/parameters.h"
 
@@ -16,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const Json object = parse_json_object(text, "config.json");
     const ModelSpec spec = object.contains("model_type")
-                               ? model_from_hf_config(object, "config.json")
+                               ? read_hf_config(object, "config.json").spec
                                : model_from_json(object, "config.json");
     BGL_CHECK(total_parameters(spec) >= active_parameters(spec) && mtp_parameters(spec) >= 0);
     BGL_CHECK(model_from_json(to_json(spec), "written") == spec);

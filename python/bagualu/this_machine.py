@@ -4,7 +4,6 @@ Few rates, measured in about a second beside a profile: enough for a roofline. C
 profile, which measured them through the runtime's own transfer engine.
 """
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -61,7 +60,7 @@ def measure_this_machine(profile: dict[str, Any], threads: int, row_bytes: int) 
     return {
         "format": "bagualu.system", "version": 1, "name": "this-machine",
         "provenance": "measured",
-        "source": f"{processor()}, {platform.node() or 'no host name'}, {threads} threads a rank, "
+        "source": f"{processor()}, {threads} threads a rank, "
                   f"torch {torch.__version__}: medians of 9 products of 512^3 (fp32) and 256^3 "
                   "(bf16), of 7 copies of 64 MiB, of 101 additions; host copies from the profile; "
                   "link " + ("from the profile's exchange" if link else
