@@ -19,6 +19,7 @@ constexpr double kMiB = 1 << 20;
 
 /// Largest of the ranks of one pipeline stage; ranks of a stage stand next to each other.
 int64_t measured_peak(const MeasuredJob& row, int64_t pp_rank) {
+  if (row.peak_bytes.size() <= 1) return row.peak_bytes.empty() ? 0 : row.peak_bytes.front();
   const int64_t of_stage = row.job.layout.world_size / row.job.layout.pp;
   const auto begin = row.peak_bytes.begin() + pp_rank * of_stage;
   return *std::max_element(begin, begin + of_stage);
@@ -29,7 +30,7 @@ void print_file(const std::string& path, bool causes) {
   double worst = 0;
   int rows = 0;
   for (const MeasuredJob& row : measured_jobs_from_file(path).rows) {
-    if (row.peak_bytes.empty()) continue;
+    if (row.peak_bytes.empty() && !row.out_of_memory) continue;
     const JobMemory memory(row.job);
     int64_t most = 0;
     int64_t most_measured = 0;
@@ -38,10 +39,12 @@ void print_file(const std::string& path, bool causes) {
       const int64_t measured = measured_peak(row, rank);
       most = std::max(most, told.peak_bytes);
       most_measured = std::max(most_measured, measured);
-      fmt::print("{:58} rank {}  static {:9.1f}  peak {:9.1f}  measured {:9.1f} MiB  {:+.3f} %  {} {}\n",
-                 row.id, rank, told.static_bytes / kMiB, told.peak_bytes / kMiB, measured / kMiB,
-                 100.0 * (static_cast<double>(told.peak_bytes) / measured - 1),
-                 pass_text(told.cause.pass), told.cause.op);
+      if (row.peak_bytes.size() <= 1 && !causes) continue;
+      fmt::print(
+          "{:58} rank {}  static {:9.1f}  peak {:9.1f}  measured {:9.1f} MiB  {:+.3f} %  {} {}\n",
+          row.id, rank, told.static_bytes / kMiB, told.peak_bytes / kMiB, measured / kMiB,
+          100.0 * (static_cast<double>(told.peak_bytes) / measured - 1), pass_text(told.cause.pass),
+          told.cause.op);
       if (!causes) continue;
       for (const KindBytes& kind : told.by_kind) {
         fmt::print("      {:32} {:10.1f}\n", kind.kind, kind.bytes / kMiB);
@@ -51,7 +54,16 @@ void print_file(const std::string& path, bool causes) {
                    tensor.count, tensor.saved ? "saved" : "transient", tensor.op);
       }
     }
+    if (row.out_of_memory) {
+      fmt::print("{:58} out of memory, predicted {:.1f} of {:.1f} MiB\n", row.id, most / kMiB,
+                 row.device_bytes / kMiB);
+      continue;
+    }
     const double error = 100.0 * (static_cast<double>(most) / most_measured - 1);
+    if (row.peak_bytes.size() <= 1) {
+      fmt::print("{:58} predicted {:.1f}, measured {:.1f} MiB, {:+.3f} %\n", row.id, most / kMiB,
+                 most_measured / kMiB, error);
+    }
     sum += std::fabs(error);
     worst = std::max(worst, std::fabs(error));
     ++rows;

@@ -75,6 +75,17 @@ void read_moe(const Json& object, const std::string& where, MoeSettings& setting
   reader.finish();
 }
 
+void read_allocator(const Json& object, const std::string& where, AllocatorSettings& settings) {
+  JsonReader reader(object, where);
+  settings.engine_workspace_bytes =
+      reader.int64_or("engine_workspace_bytes", settings.engine_workspace_bytes, 0);
+  settings.blas_workspace_bytes =
+      reader.int64_or("blas_workspace_bytes", settings.blas_workspace_bytes, 0);
+  settings.weight_grad_stand_ins =
+      reader.boolean_or("weight_grad_stand_ins", settings.weight_grad_stand_ins);
+  reader.finish();
+}
+
 void read_overlap(const Json& object, const std::string& where, Job& job) {
   JsonReader reader(object, where);
   job.overlap.tp = reader.boolean_or("tp", job.overlap.tp);
@@ -96,6 +107,7 @@ void read_settings(JsonReader& reader, Job& job) {
     job.pipeline = parse_pipeline_kind(reader.string("pipeline"), where, "pipeline");
   }
   job.attention_unfused = reader.boolean_or("attention_unfused", job.attention_unfused);
+  job.activation_fusion = reader.boolean_or("activation_fusion", job.activation_fusion);
   job.fp8 = reader.boolean_or("fp8", job.fp8);
   job.vocab_multiple = reader.int64_or("vocab_multiple", job.vocab_multiple, 1);
   job.cross_entropy = choice(reader, "cross_entropy", job.cross_entropy,
@@ -113,6 +125,7 @@ void read_settings(JsonReader& reader, Job& job) {
   nested("offload", [&](auto& o, auto at) { read_offload(o, at, job.offload); });
   nested("optimizer", [&](auto& o, auto at) { read_optimizer(o, at, job.optimizer); });
   nested("moe", [&](auto& o, auto at) { read_moe(o, at, job.moe); });
+  nested("allocator", [&](auto& o, auto at) { read_allocator(o, at, job.allocator); });
   nested("overlap", [&](auto& o, auto at) { read_overlap(o, at, job); });
 }
 
@@ -181,6 +194,8 @@ class MeasuredReader {
     row.layer_backward_ns = ms("layer_backward_ms");
     row.peer_iteration_ns = ms("peer_iteration_ms");
     row.peak_bytes = reader.int64_list_or("peak_bytes", {}, 0);
+    row.device_bytes = reader.int64_or("device_bytes", 0, 0);
+    row.out_of_memory = reader.boolean_or("out_of_memory", false);
     for (const char* key : {"reserved_gib", "peer_peak_gib", "tokens_per_s"}) reader.raw(key);
     reader.finish();
     validate(job, at);

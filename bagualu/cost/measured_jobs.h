@@ -20,7 +20,10 @@ struct MeasuredJob {
   double layer_forward_ns = 0;
   double layer_backward_ns = 0;     ///< with what is recomputed
   double peer_iteration_ns = 0;     ///< what another predictor says; 0: nothing
-  std::vector<int64_t> peak_bytes;  ///< by rank of the job; empty: not measured
+  /// By rank of the job, or one: the largest of all ranks; empty: not measured.
+  std::vector<int64_t> peak_bytes;
+  int64_t device_bytes = 0;  ///< of a device; 0: not stated
+  bool out_of_memory = false;
 };
 
 struct MeasuredJobs {

@@ -82,6 +82,8 @@ class MegatronBuilder {
   void mlp_norm();
   void finish_layer(std::vector<int> branches);
   int mlp(const Mlp& mlp);
+  /// An activation that is not one kernel keeps the product's first factor.
+  void keep_gate(MegatronStep& activation, const std::string& name, ByteFormula bytes);
   void dense_mlp();
   void moe();
   Routing router();

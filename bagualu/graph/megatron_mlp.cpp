@@ -54,12 +54,22 @@ int MegatronBuilder::mlp(const Mlp& mlp) {
             .bwd_saved = mlp_input_.saved},
            spec_.hidden, 0, fc1_width * spec_.hidden);
   const int act = gemm_input(mlp.name + "_act.out", tokens_of(ffn));
-  writer_.add({.kind = mlp.act, .reads = {fc1}, .creates = {act}, .bwd_saved = {fc1}});
+  MegatronStep activation = {.kind = mlp.act, .reads = {fc1}, .creates = {act}, .bwd_saved = {fc1}};
+  keep_gate(activation, mlp.name + "_act.gate", tokens_of(ffn));
+  writer_.add(std::move(activation));
   const Operand in = operand(act, mlp.name + "_act.out", ffn);
   const int out = writer_.unsaved(mlp.name + "_fc2.out", hidden_bytes_);
   add_gemm({.kind = mlp.fc2, .reads = {in.forward}, .creates = {out}, .bwd_saved = in.saved}, 0,
            spec_.hidden, ffn * spec_.hidden);
   return out;
+}
+
+void MegatronBuilder::keep_gate(MegatronStep& activation, const std::string& name,
+                                ByteFormula bytes) {
+  if (options_.activation_fused || !spec_.gated_mlp) return;
+  const int gate = writer_.constant(name, bytes);
+  activation.creates.push_back(gate);
+  activation.bwd_saved.push_back(gate);
 }
 
 void MegatronBuilder::dense_mlp() {
@@ -174,8 +184,10 @@ int MegatronBuilder::experts(const Rows& rows) {
   const int act = gemm_input("moe_act.out", rows_of(ffn));
   std::vector<int> act_reads = {fc1};
   if (rows.probs >= 0) act_reads.push_back(rows.probs);
-  writer_.add(
-      {.kind = OpKind::kMoeAct, .reads = act_reads, .creates = {act}, .bwd_saved = act_reads});
+  MegatronStep activation = {
+      .kind = OpKind::kMoeAct, .reads = act_reads, .creates = {act}, .bwd_saved = act_reads};
+  keep_gate(activation, "moe_act.gate", rows_of(ffn));
+  writer_.add(std::move(activation));
   const Operand act_in = operand(act, "moe_act.out", ffn, /*rows=*/true);
   // Only an unpermute that multiplies by the gate weights reads the products in its backward.
   const bool kept = options_.gate_at_combine && options_.ep_size * options_.etp == 1;

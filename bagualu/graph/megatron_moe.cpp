@@ -257,6 +257,7 @@ MegatronGraphOptions megatron_options(const Job& job) {
   options.etp = job.model.has_moe() ? l.etp : 1;
   options.element_bytes = job.element_bytes;
   options.attention_unfused = job.attention_unfused;
+  options.activation_fused = job.activation_fusion;
   options.attention_dropout = job.attention_dropout;
   options.cross_entropy = job.cross_entropy;
   options.padded_vocab = job.padded_vocab();

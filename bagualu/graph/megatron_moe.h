@@ -35,6 +35,7 @@ struct MegatronGraphOptions {
   int64_t etp = 1;                  ///< divides the experts' width; R counts the gathered rows
   int64_t element_bytes = 2;
   bool attention_unfused = false;  ///< scores are kept
+  bool activation_fused = true;    ///< else a gated activation keeps its first factor
   double attention_dropout = 0;    ///< with unfused attention: its mask and product are kept
   CrossEntropy cross_entropy = CrossEntropy::kUnfused;
   int64_t padded_vocab = 0;  ///< rows of the head over all tp ranks; 0: the model's vocab

@@ -166,6 +166,7 @@ struct Job {
   std::string fp8_recipe = "delayed";  ///< with fp8: or "tensorwise", "blockwise", "mxfp8"
   double attention_dropout = 0;        ///< on the softmax; its mask is kept where scores are
   bool attention_unfused = false;      ///< scores and their softmax are kept
+  bool activation_fusion = true;       ///< off: a gated activation's factor is kept as well
   bool accumulation_fusion = true;     ///< weight gradients are added to the buffer by the GEMM
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;

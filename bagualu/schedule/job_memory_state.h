@@ -41,6 +41,7 @@ Graph kind_graph(const Job& job, LayerKind kind);
 /// One virtual stage with one micro-batch.
 struct StageBytes {
   int64_t saved = 0;
+  int64_t moved = 0;     ///< of `saved`, under "offload all": on the host but for the passes around
   int64_t forward = 0;   ///< highest above what was there before
   int64_t backward = 0;  ///< highest in place of `saved`
   // Where those are: number of the part (layer of the stage, or the head behind them).
@@ -80,6 +81,7 @@ struct JobMemory::State {
   Job job;
   ModelParameters parameters;
   std::array<std::shared_ptr<const KindProfile>, 3> kinds;
+  bool offloads_all = false;             ///< Megatron-Kwai's rule: a fraction of all saved bytes
   int64_t boundary_bytes = 0;            ///< a micro-batch's tensor between two stages
   int64_t embedding_gradient_bytes = 0;  ///< of the whole matrix, before it is added
   int64_t balanced_rows = 0;

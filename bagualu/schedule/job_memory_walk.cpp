@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "bagualu/schedule/job_memory_state.h"
 
 namespace bagualu {
 namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
 
 /// Adds layers of a stage one by one; the highest moment of each pass is kept with its part.
 class StageSum {
@@ -21,6 +24,7 @@ class StageSum {
       sum_.backward_part = number;
     }
     sum_.saved += part.saved.at(rows);
+    movable_ += part.movable.at(rows);
     // Copied to the host while the next layer runs forward, and back while it runs backward.
     draining_ = part.offloaded.at(rows);
   }
@@ -29,11 +33,17 @@ class StageSum {
     sum_.backward = bytes;
     sum_.backward_part = -1;
   }
+  /// Megatron-Kwai rounds what it moves of a micro-batch up to a MiB.
+  void move_fraction(double fraction) {
+    const double bytes = std::ceil(static_cast<double>(movable_) * fraction);
+    sum_.moved = std::min((static_cast<int64_t>(bytes) + kMiB - 1) / kMiB * kMiB, movable_);
+  }
   const StageBytes& sum() const { return sum_; }
 
  private:
   StageBytes sum_;
   int64_t draining_ = 0;
+  int64_t movable_ = 0;
 };
 
 }  // namespace
@@ -59,6 +69,7 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
   }
   if (content.head) sum.add(kinds[2]->profile, 0, number);
   if (content.embedding) sum.gradient_of_embedding(embedding_gradient_bytes + boundary_bytes);
+  if (offloads_all) sum.move_fraction(job.offload.fraction);
   return sum.sum();
 }
 
@@ -196,6 +207,12 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
   int64_t saved = 0;
   int64_t in_flight = 0;
   bool backward_seen = false;
+  int64_t buffers = 0;  // two, into which reloaded bytes come, in turn
+  int64_t copying = 0;  // of the last forward, to the host, until the next forward has run
+  for (const int64_t stage : offloads_all ? stages_held(job, pp_rank) : std::vector<int64_t>()) {
+    buffers = std::max(buffers, 2 * bytes_of({static_cast<int>(stage)}).moved);
+  }
+  saved += buffers;
   for (const PipelinePass& pass : passes(pp_rank, microbatches)) {
     const StageBytes bytes = bytes_of(pass);
     const bool forward = pass.kind == PassKind::kForward;
@@ -212,7 +229,8 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
             ? saved
             : held + saved + (forward ? bytes.forward : bytes.backward - bytes.saved);
     if (forward) {
-      saved += bytes.saved;
+      saved += bytes.saved - copying;
+      copying = bytes.moved;
       ++in_flight;
       if (with_resident) resident.push_back(pass);
     }
@@ -226,7 +244,7 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
     }
     if (points != nullptr) points->push_back({pass, before, high});
     if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kWeightGrad) {
-      saved -= bytes.saved;
+      saved -= bytes.saved - bytes.moved;
       --in_flight;
       std::erase_if(resident, [&](const PipelinePass& held_pass) {
         return held_pass.stage == pass.stage && held_pass.microbatch == pass.microbatch;

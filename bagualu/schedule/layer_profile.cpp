@@ -9,6 +9,9 @@
 namespace bagualu {
 namespace {
 
+/// Megatron-Kwai leaves smaller tensors on the device.
+constexpr int64_t kSmallestMoved = int64_t{1} << 20;
+
 int64_t highest(const std::vector<LayerLevel>& levels, int64_t rows) {
   int64_t most = 0;
   for (const LayerLevel& level : levels) most = std::max(most, level.bytes.at(rows));
@@ -151,6 +154,11 @@ class Walk {
       if (settings_.offloaded[s] != 0 && alive_[s] != 0) host += bytes_[s];
     }
     profile_.offloaded = host;
+    for (size_t s = 0; s < alive_.size(); ++s) {
+      if (alive_[s] != 0 && bytes_[s].at(graph_.tokens) >= kSmallestMoved) {
+        profile_.movable += bytes_[s];
+      }
+    }
     profile_.saved = live_;
     profile_.saved -= host;
   }
@@ -252,11 +260,14 @@ bool belongs(const Graph& graph, const ModuleOps& module, const RecomputeRegion&
 /// Engine's GEMMs bring theirs along, which recompute cannot reach.
 std::vector<std::string> modules_of_layer(const Job& job, bool moe) {
   std::vector<std::string> names;
-  for (const std::string& name : job.recompute.modules) {
-    if (name == "layernorm") {
+  const auto& modules = job.recompute.modules;
+  // A framework that recomputes the dense activation (Megatron-Kwai) reaches every norm.
+  const bool all_norms = std::find(modules.begin(), modules.end(), "mlp_act") != modules.end();
+  for (const std::string& name : modules) {
+    if (name == "layernorm" && !all_norms) {
       if (job.model.has_mla()) names.push_back("attn_norm");
       if (moe) names.push_back("mlp_norm");
-    } else if (name == "norms") {  // every norm, as Megatron-Kwai recomputes them
+    } else if (name == "layernorm") {
       names.insert(names.end(), {"attn_norm", "mlp_norm"});
     } else {
       names.push_back(name);

@@ -39,6 +39,7 @@ struct LayerProfile {
   RowBytes input;      ///< its input, part of `saved`
   RowBytes saved;      ///< kept from forward to backward, on the device
   RowBytes offloaded;  ///< kept on the host meanwhile
+  RowBytes movable;    ///< part of `saved` in tensors of 1 MiB or more
   /// Above the bytes before the layer's forward. Only levels that are highest at some load.
   std::vector<LayerLevel> forward;
   /// In place of the layer's saved bytes, offloaded ones reloaded.
@@ -69,7 +70,6 @@ struct WalkSettings {
 };
 
 /// The settings that a job's recompute modules and offload modules mean in this graph.
-/// `offload_modules`: names of those that are moved in this layer.
 WalkSettings walk_settings(const Graph& graph, const Job& job);
 
 /// Runs forward and backward of a graph whose first op receives and whose last op sends or is the
