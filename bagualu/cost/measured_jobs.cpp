@@ -83,6 +83,7 @@ void read_allocator(const Json& object, const std::string& where, AllocatorSetti
       reader.int64_or("blas_workspace_bytes", settings.blas_workspace_bytes, 0);
   settings.weight_grad_stand_ins =
       reader.boolean_or("weight_grad_stand_ins", settings.weight_grad_stand_ins);
+  settings.engine_gemms = reader.boolean_or("engine_gemms", settings.engine_gemms);
   reader.finish();
 }
 

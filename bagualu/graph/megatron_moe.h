@@ -49,6 +49,8 @@ struct MegatronGraphOptions {
   /// With transients: a weight's gradient exists for a moment beside the buffer, since the GEMM
   /// does not add to the buffer, or autograd is handed an empty one each time.
   bool weight_gradients = false;
+  /// With transients: inputs are gathered into one buffer that is kept (Megatron's own GEMMs).
+  bool gather_buffer = false;
 };
 
 /// The operator graph of the `megatron` implementation profile: what Megatron-Core keeps for

@@ -150,6 +150,9 @@ struct AllocatorSettings {
   /// With accumulation fusion, autograd is handed one stand-in gradient per shape of weight, which
   /// Transformer Engine (2.0 and later) keeps for good.
   bool weight_grad_stand_ins = true;
+  /// Transformer Engine multiplies in the layers; else Megatron's own linear layers do, with
+  /// PyTorch's GEMMs, one buffer for gathered inputs, and no stand-ins.
+  bool engine_gemms = true;
   bool operator==(const AllocatorSettings&) const = default;
 };
 

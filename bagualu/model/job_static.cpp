@@ -75,7 +75,8 @@ void add_mlp(const ModelSpec& m, int64_t ffn, int64_t split, ShapeSet& shapes) {
 }
 
 int64_t stand_in_bytes(const Job& job, const Held& held) {
-  if (!job.accumulation_fusion || !job.allocator.weight_grad_stand_ins) return 0;
+  const AllocatorSettings& a = job.allocator;
+  if (!job.accumulation_fusion || !a.weight_grad_stand_ins || !a.engine_gemms) return 0;
   ShapeSet shapes;
   if (held.dense || held.moe) add_attention(job, shapes);
   if (held.dense) add_mlp(job.model, job.model.dense_ffn, job.layout.tp, shapes);
@@ -91,20 +92,25 @@ int64_t stand_in_bytes(const Job& job, const Held& held) {
 /// Grouped GEMMs have workspaces of their own; PyTorch multiplies in the head and the router.
 int64_t workspace_bytes(const Job& job, const Held& held) {
   const int64_t engines = 1 + (held.moe ? kGroupedStreams : 0);
-  const int64_t threads = held.head || held.moe || held.mtp ? 2 : 0;
+  const bool blas = held.head || held.moe || held.mtp || !job.allocator.engine_gemms;
+  const int64_t threads = blas ? 2 : 0;
   return engines * job.allocator.engine_workspace_bytes +
          threads * job.allocator.blas_workspace_bytes;
 }
 
-/// The rotary table in fp32, and the buffer into which the head's input is gathered.
+/// The rotary table in fp32; the buffer into which inputs are gathered, of the head or of every
+/// layer; the one through which Megatron-Kwai's collectives and GEMMs overlap.
 int64_t buffer_bytes(const Job& job, const Held& held) {
   constexpr int64_t kFp32Bytes = 4;
   int64_t bytes = 0;
   if (job.model.learned_positions == 0) {
     bytes += job.seq / job.layout.cp * job.model.rope_dim() * kFp32Bytes;
   }
-  if ((held.head || held.mtp) && job.layout.sequence_parallel && job.layout.tp > 1) {
-    bytes += job.tokens() * job.model.hidden * job.element_bytes;
+  const int64_t whole = job.tokens() * job.model.hidden * job.element_bytes;
+  const bool own = !job.allocator.engine_gemms;
+  if (job.layout.sequence_parallel && job.layout.tp > 1) {
+    if (held.head || held.mtp || own) bytes += whole;
+    if (own && job.overlap.tp) bytes += whole;
   }
   return bytes;
 }
