@@ -33,11 +33,13 @@ void print_file(const std::string& path, bool causes) {
     if (row.peak_bytes.empty() && !row.out_of_memory) continue;
     const JobMemory memory(row.job);
     int64_t most = 0;
+    int64_t needed = 0;
     int64_t most_measured = 0;
     for (int64_t rank = 0; rank < row.job.layout.pp; ++rank) {
       const RankMemory told = memory.describe(rank, {});
       const int64_t measured = measured_peak(row, rank);
       most = std::max(most, told.peak_bytes);
+      needed = std::max(needed, told.reserved_bytes + told.communication_bytes);
       most_measured = std::max(most_measured, measured);
       if (row.peak_bytes.size() <= 1 && !causes) continue;
       fmt::print(
@@ -55,14 +57,15 @@ void print_file(const std::string& path, bool causes) {
       }
     }
     if (row.out_of_memory) {
-      fmt::print("{:58} out of memory, predicted {:.1f} of {:.1f} MiB\n", row.id, most / kMiB,
-                 row.device_bytes / kMiB);
+      fmt::print("{:58} out of memory, predicted {:.1f}, device {:.1f} of {:.1f} MiB\n", row.id,
+                 most / kMiB, needed / kMiB, row.device_bytes / kMiB);
       continue;
     }
     const double error = 100.0 * (static_cast<double>(most) / most_measured - 1);
     if (row.peak_bytes.size() <= 1) {
-      fmt::print("{:58} predicted {:.1f}, measured {:.1f} MiB, {:+.3f} %\n", row.id, most / kMiB,
-                 most_measured / kMiB, error);
+      fmt::print(
+          "{:58} predicted {:.1f}, measured {:.1f} MiB, {:+.3f} %, device {:.1f} of {:.1f}\n",
+          row.id, most / kMiB, most_measured / kMiB, error, needed / kMiB, row.device_bytes / kMiB);
     }
     sum += std::fabs(error);
     worst = std::max(worst, std::fabs(error));

@@ -83,6 +83,10 @@ void read_allocator(const Json& object, const std::string& where, AllocatorSetti
       reader.int64_or("blas_workspace_bytes", settings.blas_workspace_bytes, 0);
   settings.weight_grad_stand_ins =
       reader.boolean_or("weight_grad_stand_ins", settings.weight_grad_stand_ins);
+  settings.max_split_bytes = reader.int64_or("max_split_bytes", settings.max_split_bytes, 0);
+  settings.communication_bytes =
+      reader.int64_or("communication_bytes", settings.communication_bytes, 0);
+  settings.reserve_fraction = reader.number_or("reserve_fraction", settings.reserve_fraction, 0, 1);
   settings.engine_gemms = reader.boolean_or("engine_gemms", settings.engine_gemms);
   reader.finish();
 }

@@ -69,6 +69,8 @@ void MegatronBuilder::keep_gate(MegatronStep& activation, const std::string& nam
   if (options_.activation_fused || !spec_.gated_mlp) return;
   const int gate = writer_.constant(name, bytes);
   activation.creates.push_back(gate);
+  // The gradients of both factors, which are then put side by side.
+  if (options_.transients) activation.bwd_scratch = {bytes, bytes};
   activation.bwd_saved.push_back(gate);
 }
 

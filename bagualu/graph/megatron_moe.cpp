@@ -157,6 +157,10 @@ void MegatronBuilder::add_gemm(MegatronStep step, int64_t gathered_width, int64_
       const ByteFormula whole = tokens_of(gathered_width);
       step.fwd_scratch = {whole};         // the gathered input
       step.bwd_scratch = {whole, whole};  // it again, and its gradient before the sum
+      if (options_.gather_buffer) {
+        step.fwd_scratch.clear();
+        step.bwd_scratch.pop_back();
+      }
     }
     if (gathers() && summed_width > 0) {
       step.fwd_scratch = {tokens_of(summed_width)};  // the output before the sum
@@ -266,7 +270,9 @@ MegatronGraphOptions megatron_options(const Job& job) {
   }
   options.allgather_dispatch = job.moe.dispatcher == "allgather";
   options.transients = true;
-  options.weight_gradients = !job.accumulation_fusion || !job.allocator.weight_grad_stand_ins;
+  options.weight_gradients = !job.accumulation_fusion ||
+                             (!job.allocator.weight_grad_stand_ins && job.allocator.engine_gemms);
+  options.gather_buffer = !job.allocator.engine_gemms;
   return options;
 }
 

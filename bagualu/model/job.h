@@ -153,6 +153,9 @@ struct AllocatorSettings {
   /// Transformer Engine multiplies in the layers; else Megatron's own linear layers do, with
   /// PyTorch's GEMMs, one buffer for gathered inputs, and no stand-ins.
   bool engine_gemms = true;
+  /// PYTORCH_CUDA_ALLOC_CONF max_split_size_mb: larger blocks serve smaller tensors whole if the
+  /// difference is below 20 MiB, and count in full; 0: every block is split.
+  int64_t max_split_bytes = 0;
   bool operator==(const AllocatorSettings&) const = default;
 };
 

@@ -52,44 +52,45 @@ LayerKey layer_key(const Job& job, LayerKind kind) {
   const ModelSpec& m = job.model;
   const JobLayout& l = job.layout;
   LayerKey key;
-  key.numbers = {
-      static_cast<int64_t>(kind),
-      m.hidden,
-      m.heads,
-      m.kv_heads,
-      m.head_dim,
-      m.vocab,
-      m.dense_ffn,
-      m.experts,
-      m.top_k,
-      m.expert_ffn,
-      m.shared_ffn,
-      m.q_lora_rank,
-      m.kv_lora_rank,
-      m.qk_nope_head_dim,
-      m.qk_rope_head_dim,
-      m.v_head_dim,
-      (m.gated_mlp ? 1 : 0) + (m.layer_norm ? 2 : 0) + (m.qk_norm ? 4 : 0) +
-          (m.qk_norm_full_width ? 8 : 0),
-      l.tp,
-      l.cp,
-      l.ep,
-      l.etp,
-      l.sequence_parallel ? 1 : 0,
-      job.micro_batch_size,
-      job.seq,
-      job.element_bytes,
-      (job.fp8 ? 1 : 0) + (job.attention_unfused ? 2 : 0) + (job.attention_dropout > 0 ? 4 : 0) +
-          (job.accumulation_fusion ? 8 : 0) + (job.allocator.weight_grad_stand_ins ? 16 : 0) +
-          (job.moe.probs_in_activation ? 32 : 0) + (job.moe.pad_to_capacity ? 64 : 0) +
-          (job.moe.dispatcher == "allgather" ? 128 : 0) +
-          (job.cp_exchange == CpExchange::kAllToAll ? 256 : 0) + (job.activation_fusion ? 512 : 0),
-      static_cast<int64_t>(job.cross_entropy),
-      job.moe.router_bytes,
-      job.vocab_multiple,
-      job.allocator.rounding_bytes,
-      static_cast<int64_t>(job.recompute.granularity),
-      job.offload.min_tensor_elements};
+  key.numbers = {static_cast<int64_t>(kind),
+                 m.hidden,
+                 m.heads,
+                 m.kv_heads,
+                 m.head_dim,
+                 m.vocab,
+                 m.dense_ffn,
+                 m.experts,
+                 m.top_k,
+                 m.expert_ffn,
+                 m.shared_ffn,
+                 m.q_lora_rank,
+                 m.kv_lora_rank,
+                 m.qk_nope_head_dim,
+                 m.qk_rope_head_dim,
+                 m.v_head_dim,
+                 (m.gated_mlp ? 1 : 0) + (m.layer_norm ? 2 : 0) + (m.qk_norm ? 4 : 0) +
+                     (m.qk_norm_full_width ? 8 : 0),
+                 l.tp,
+                 l.cp,
+                 l.ep,
+                 l.etp,
+                 l.sequence_parallel ? 1 : 0,
+                 job.micro_batch_size,
+                 job.seq,
+                 job.element_bytes,
+                 (job.fp8 ? 1 : 0) + (job.attention_unfused ? 2 : 0) +
+                     (job.attention_dropout > 0 ? 4 : 0) + (job.accumulation_fusion ? 8 : 0) +
+                     (job.allocator.weight_grad_stand_ins ? 16 : 0) +
+                     (job.moe.probs_in_activation ? 32 : 0) + (job.moe.pad_to_capacity ? 64 : 0) +
+                     (job.moe.dispatcher == "allgather" ? 128 : 0) +
+                     (job.cp_exchange == CpExchange::kAllToAll ? 256 : 0) +
+                     (job.activation_fusion ? 512 : 0) + (job.allocator.engine_gemms ? 1024 : 0),
+                 static_cast<int64_t>(job.cross_entropy),
+                 job.moe.router_bytes,
+                 job.vocab_multiple,
+                 job.allocator.rounding_bytes,
+                 static_cast<int64_t>(job.recompute.granularity),
+                 job.offload.min_tensor_elements};
   key.capacity_factor = job.moe.pad_to_capacity ? job.moe.capacity_factor : 0;
   key.offload_fraction = job.offload.fraction;
   if (job.recompute.granularity == RecomputeGranularity::kSelective) {

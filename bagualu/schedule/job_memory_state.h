@@ -41,7 +41,12 @@ Graph kind_graph(const Job& job, LayerKind kind);
 /// One virtual stage with one micro-batch.
 struct StageBytes {
   int64_t saved = 0;
-  int64_t moved = 0;     ///< of `saved`, under "offload all": on the host but for the passes around
+  int64_t moved = 0;  ///< of `saved`, under "offload all": on the host but for the passes around
+  /// With `moved`: the tensor that is moved in part. Its rest is copied aside when it goes, and all
+  /// of it is made anew when it comes back.
+  int64_t cut = 0;
+  int64_t slack =
+      0;  ///< by which that rest's block is too large, while the micro-batch is in flight
   int64_t forward = 0;   ///< highest above what was there before
   int64_t backward = 0;  ///< highest in place of `saved`
   // Where those are: number of the part (layer of the stage, or the head behind them).

@@ -24,7 +24,7 @@ class StageSum {
       sum_.backward_part = number;
     }
     sum_.saved += part.saved.at(rows);
-    movable_ += part.movable.at(rows);
+    parts_.push_back(&part);
     // Copied to the host while the next layer runs forward, and back while it runs backward.
     draining_ = part.offloaded.at(rows);
   }
@@ -33,17 +33,50 @@ class StageSum {
     sum_.backward = bytes;
     sum_.backward_part = -1;
   }
-  /// Megatron-Kwai rounds what it moves of a micro-batch up to a MiB.
-  void move_fraction(double fraction) {
-    const double bytes = std::ceil(static_cast<double>(movable_) * fraction);
-    sum_.moved = std::min((static_cast<int64_t>(bytes) + kMiB - 1) / kMiB * kMiB, movable_);
+  /// Megatron-Kwai moves a fraction of a micro-batch's saved bytes, rounded up to a MiB: largest
+  /// tensors first and views last, above a half the other way round. One tensor is cut.
+  void move_fraction(double fraction, int64_t max_split_bytes) {
+    std::vector<LayerProfile::Movable> tensors;
+    for (const LayerProfile* part : parts_) {
+      tensors.insert(tensors.end(), part->movable.begin(), part->movable.end());
+    }
+    std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+      return a.strided != b.strided ? b.strided : a.bytes > b.bytes;
+    });
+    if (fraction > 0.5) std::reverse(tensors.begin(), tensors.end());
+    int64_t all = 0;
+    for (const auto& tensor : tensors) all += tensor.bytes;
+    const auto bytes = static_cast<int64_t>(std::ceil(static_cast<double>(all) * fraction));
+    sum_.moved = std::min((bytes + kMiB - 1) / kMiB * kMiB, all);
+    int64_t left = sum_.moved;
+    for (const auto& tensor : tensors) {
+      if (left < tensor.bytes) {
+        if (left > 0) cut_tensor(tensor.bytes, tensor.bytes - left, max_split_bytes);
+        return;
+      }
+      left -= tensor.bytes;
+    }
   }
   const StageBytes& sum() const { return sum_; }
 
  private:
   StageBytes sum_;
   int64_t draining_ = 0;
-  int64_t movable_ = 0;
+  std::vector<const LayerProfile*> parts_;
+
+  // The rest of a cut tensor takes the smallest block that some other tensor has left behind.
+  void cut_tensor(int64_t whole, int64_t rest, int64_t max_split_bytes) {
+    constexpr int64_t kLargestSlack = 20 * kMiB;  // kLargeBuffer of c10's caching allocator
+    sum_.cut = whole;
+    if (max_split_bytes == 0 || rest < max_split_bytes) return;
+    int64_t slack = kLargestSlack;
+    for (const LayerProfile* part : parts_) {
+      const auto& blocks = part->block_bytes;
+      const auto block = std::lower_bound(blocks.begin(), blocks.end(), rest);
+      if (block != blocks.end()) slack = std::min(slack, *block - rest);
+    }
+    if (slack < kLargestSlack) sum_.slack = slack;
+  }
 };
 
 }  // namespace
@@ -69,7 +102,7 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
   }
   if (content.head) sum.add(kinds[2]->profile, 0, number);
   if (content.embedding) sum.gradient_of_embedding(embedding_gradient_bytes + boundary_bytes);
-  if (offloads_all) sum.move_fraction(job.offload.fraction);
+  if (offloads_all) sum.move_fraction(job.offload.fraction, job.allocator.max_split_bytes);
   return sum.sum();
 }
 
@@ -208,6 +241,8 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
   int64_t in_flight = 0;
   bool backward_seen = false;
   int64_t buffers = 0;  // two, into which reloaded bytes come, in turn
+  const bool receives_early =
+      job.layout.pp > 1 && job.pipeline == PipelineKind::kInterleaved && job.overlap.p2p;
   int64_t copying = 0;  // of the last forward, to the host, until the next forward has run
   for (const int64_t stage : offloads_all ? stages_held(job, pp_rank) : std::vector<int64_t>()) {
     buffers = std::max(buffers, 2 * bytes_of({static_cast<int>(stage)}).moved);
@@ -223,6 +258,9 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
       held = (pass.stage > 0 ? boundary_bytes : 0) +
              (forward && pass.stage < last_stage ? boundary_bytes : 0);
     }
+    // Sends beside compute: the next pass's tensor is there already, from both sides.
+    if (receives_early) held += 2 * boundary_bytes;
+    held += bytes.cut;
     const int64_t before = saved;
     const int64_t high =
         pass.kind == PassKind::kWeightGrad
@@ -230,7 +268,7 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
             : held + saved + (forward ? bytes.forward : bytes.backward - bytes.saved);
     if (forward) {
       saved += bytes.saved - copying;
-      copying = bytes.moved;
+      copying = bytes.moved - bytes.slack;
       ++in_flight;
       if (with_resident) resident.push_back(pass);
     }
@@ -244,7 +282,7 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
     }
     if (points != nullptr) points->push_back({pass, before, high});
     if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kWeightGrad) {
-      saved -= bytes.saved - bytes.moved;
+      saved -= bytes.saved - bytes.moved + bytes.slack;
       --in_flight;
       std::erase_if(resident, [&](const PipelinePass& held_pass) {
         return held_pass.stage == pass.stage && held_pass.microbatch == pass.microbatch;

@@ -154,13 +154,31 @@ class Walk {
       if (settings_.offloaded[s] != 0 && alive_[s] != 0) host += bytes_[s];
     }
     profile_.offloaded = host;
-    for (size_t s = 0; s < alive_.size(); ++s) {
-      if (alive_[s] != 0 && bytes_[s].at(graph_.tokens) >= kSmallestMoved) {
-        profile_.movable += bytes_[s];
-      }
-    }
+    list_movable();
     profile_.saved = live_;
     profile_.saved -= host;
+  }
+
+  // Where a gated activation is not one kernel, both halves of fc1's output are saved as views.
+  void list_movable() {
+    bool halves = false;
+    for (size_t s = 0; s < alive_.size(); ++s) {
+      halves = halves || (alive_[s] != 0 && graph_.storages[s].name.ends_with("_act.gate"));
+    }
+    for (size_t s = 0; s < alive_.size(); ++s) {
+      const int64_t bytes = bytes_[s].at(graph_.tokens);
+      profile_.block_bytes.push_back(bytes);
+      if (alive_[s] == 0) continue;
+      const bool strided = halves && graph_.storages[s].name.ends_with("_fc1.out");
+      const int64_t each = strided ? bytes / 2 : bytes;
+      if (each < kSmallestMoved) continue;
+      for (int part = 0; part < (strided ? 2 : 1); ++part) {
+        profile_.movable.push_back({each, strided});
+      }
+    }
+    auto& blocks = profile_.block_bytes;
+    std::sort(blocks.begin(), blocks.end());
+    blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
   }
 
   void rebuild_for(int i) {

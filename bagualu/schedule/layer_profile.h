@@ -39,7 +39,14 @@ struct LayerProfile {
   RowBytes input;      ///< its input, part of `saved`
   RowBytes saved;      ///< kept from forward to backward, on the device
   RowBytes offloaded;  ///< kept on the host meanwhile
-  RowBytes movable;    ///< part of `saved` in tensors of 1 MiB or more
+  /// Saved tensors of 1 MiB or more, largest first; those that are views across another first-come
+  /// last (`strided`), as Megatron-Kwai offloads them.
+  struct Movable {
+    int64_t bytes = 0;
+    bool strided = false;
+  };
+  std::vector<Movable> movable;
+  std::vector<int64_t> block_bytes;  ///< sizes of all tensors, ascending, each once
   /// Above the bytes before the layer's forward. Only levels that are highest at some load.
   std::vector<LayerLevel> forward;
   /// In place of the layer's saved bytes, offloaded ones reloaded.
