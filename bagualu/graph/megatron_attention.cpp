@@ -59,6 +59,11 @@ void MegatronBuilder::core_attention(int q, int k, int v) {
       core.creates.push_back(exchanged);
       core.bwd_saved.push_back(exchanged);
     }
+    if (options_.cp > 1 && options_.cp_gathers_keys && options_.transients) {
+      const ByteFormula whole = tokens_of(2 * kv_width() * options_.cp);
+      core.fwd_scratch = {whole};
+      core.bwd_scratch = {whole, whole};  // and their gradients
+    }
   }
   writer_.add(std::move(core));
   const int projected = writer_.unsaved("attn_proj.out", hidden_bytes_);

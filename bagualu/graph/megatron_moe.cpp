@@ -258,6 +258,7 @@ MegatronGraphOptions megatron_options(const Job& job) {
   options.sequence_parallel = l.sequence_parallel;
   options.cp = l.cp;
   options.cp_exchanges_heads = job.cp_exchange == CpExchange::kAllToAll;
+  options.cp_gathers_keys = job.cp_exchange == CpExchange::kAllGather;
   options.etp = job.model.has_moe() ? l.etp : 1;
   options.element_bytes = job.element_bytes;
   options.attention_unfused = job.attention_unfused;

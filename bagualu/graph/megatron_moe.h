@@ -32,6 +32,7 @@ struct MegatronGraphOptions {
       false;  ///< with tp: residual stream, norms, router and rows sent by 1/tp
   int64_t cp = 1;
   bool cp_exchanges_heads = false;  ///< all-to-all: the output exists on both sides of it
+  bool cp_gathers_keys = false;     ///< keys and values of the whole sequence, again in backward
   int64_t etp = 1;                  ///< divides the experts' width; R counts the gathered rows
   int64_t element_bytes = 2;
   bool attention_unfused = false;  ///< scores are kept

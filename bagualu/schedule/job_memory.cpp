@@ -84,7 +84,8 @@ LayerKey layer_key(const Job& job, LayerKind kind) {
                      (job.moe.probs_in_activation ? 32 : 0) + (job.moe.pad_to_capacity ? 64 : 0) +
                      (job.moe.dispatcher == "allgather" ? 128 : 0) +
                      (job.cp_exchange == CpExchange::kAllToAll ? 256 : 0) +
-                     (job.activation_fusion ? 512 : 0) + (job.allocator.engine_gemms ? 1024 : 0),
+                     (job.activation_fusion ? 512 : 0) + (job.allocator.engine_gemms ? 1024 : 0) +
+                     (job.cp_exchange == CpExchange::kAllGather ? 2048 : 0),
                  static_cast<int64_t>(job.cross_entropy),
                  job.moe.router_bytes,
                  job.vocab_multiple,

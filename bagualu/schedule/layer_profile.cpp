@@ -177,6 +177,15 @@ class Walk {
       }
     }
     auto& blocks = profile_.block_bytes;
+    for (const OpSpec& op : graph_.ops) {
+      for (const Workspace* workspace : {&op.fwd_workspace, &op.bwd_workspace}) {
+        for (const auto& phase : workspace->phases) {
+          for (const ByteFormula& buffer : phase) {
+            blocks.push_back(buffer.fixed + buffer.per_token * graph_.tokens);
+          }
+        }
+      }
+    }
     std::sort(blocks.begin(), blocks.end());
     blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
   }
