@@ -57,8 +57,15 @@ class ListScheduler {
     for (int m = 0; m < microbatches; ++m) forward_ready_[static_cast<size_t>(m)] = 0;
   }
 
+  // A timetable: the simulation's may end earlier, never later.
+  struct List {
+    PipelineOrder order;
+    int64_t makespan_ns = 0;
+    int64_t span_ns = 0;  // the longest
+  };
+
   // Nothing if the limit lets no rank go on.
-  std::optional<PipelineOrder> make() {
+  std::optional<List> make() {
     for (size_t left = 3 * forward_ready_.size(); left > 0;) {
       const auto next = std::min_element(
           ranks_.begin(), ranks_.end(),
@@ -66,7 +73,12 @@ class ListScheduler {
       if (next->wake == kNever) return std::nullopt;
       if (decide(static_cast<int>(next - ranks_.begin()), *next)) --left;
     }
-    return std::move(order_);
+    List list{std::move(order_)};
+    for (const Rank& rank : ranks_) {
+      list.makespan_ns = std::max(list.makespan_ns, rank.free);
+      list.span_ns = std::max(list.span_ns, rank.free - rank.first_start);
+    }
+    return list;
   }
 
  private:
@@ -78,6 +90,7 @@ class ListScheduler {
   struct Rank {
     int held_stages = 1;
     std::array<StageState, 2> stages;
+    int64_t first_start = kNever;
     int64_t free = 0;
     int64_t wake = 0;  // when it decides next
     int64_t held = 0;
@@ -180,6 +193,7 @@ class ListScheduler {
   void run_forward(int r, Rank& rank, StageState& state, int64_t now) {
     const int m = state.forwards++;
     const int64_t end = now + at(times_.forward_ns, state.stage, m);
+    rank.first_start = std::min(rank.first_start, now);
     list(r).push_back({state.stage, PassKind::kForward, m});
     rank.held += hold_.activation;
     rank.free = rank.wake = end;
@@ -249,6 +263,7 @@ std::vector<ListRules> all_rules(bool two_stages, size_t passes) {
         list.lower_gradient_first = (set & 4U) != 0;
         if (list.lower_gradient_first && !two_stages) continue;
         list.forward_first = (choice & 1U) != 0;
+        if (list.forward_first && two_stages && !few) continue;
         list.quarters_that_fit = std::array{4, 0, 2}[choice / 2];
         list.lower_first = two_stages && variant == 1;
         list.ahead = two_stages ? 0 : variant;
@@ -288,19 +303,21 @@ PipelineOrder zero_bubble_order(int pp, int microbatches, const PipelineTimes& t
   BGL_CHECK(hold.weight_grad >= 0 && hold.weight_grad <= hold.activation, hold.weight_grad);
   std::optional<PipelineOrder> best;
   Cost best_cost;
-  const auto offer = [&](PipelineOrder order) {
-    const Cost cost = span_cost(order, times);
+  const auto offer = [&](PipelineOrder order, Cost cost) {
     if (best && cost >= best_cost) return;
     best = std::move(order);
     best_cost = cost;
   };
   for (PipelineKind kind : {PipelineKind::kZbH1, PipelineKind::kZbH2}) {
     PipelineOrder order = make_order(kind, pp, 1, microbatches);
-    if (most(in_flight(order)) * hold.activation <= hold.limit) offer(std::move(order));
+    if (most(in_flight(order)) * hold.activation <= hold.limit) {
+      const Cost cost = span_cost(order, times);
+      offer(std::move(order), cost);
+    }
   }
   for (const ListRules& rules : all_rules(false, static_cast<size_t>(3 * pp * microbatches))) {
-    auto order = ListScheduler(pp, pp, microbatches, times, hold, rules).make();
-    if (order) offer(*std::move(order));
+    auto list = ListScheduler(pp, pp, microbatches, times, hold, rules).make();
+    if (list) offer(std::move(list->order), {list->span_ns, list->makespan_ns});
   }
   BGL_CHECK(best, pp, microbatches, hold.limit);
   return *std::move(best);
@@ -316,12 +333,10 @@ PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int 
   if (best_cost.first == least_step(best, times)) return best;
   for (const ListRules& rules :
        all_rules(two_stages, static_cast<size_t>(3 * best.stages * microbatches))) {
-    auto order = ListScheduler(pp, best.stages, microbatches, times, {limit, 1, 1}, rules).make();
-    if (!order) continue;
-    const Cost cost = step_cost(*order, times);
-    if (cost >= best_cost) continue;
-    best = *std::move(order);
-    best_cost = cost;
+    auto list = ListScheduler(pp, best.stages, microbatches, times, {limit, 1, 1}, rules).make();
+    if (!list || Cost{list->makespan_ns, list->span_ns} >= best_cost) continue;
+    best = std::move(list->order);
+    best_cost = {list->makespan_ns, list->span_ns};
   }
   return best;
 }

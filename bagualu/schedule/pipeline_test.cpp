@@ -106,6 +106,58 @@ TEST(ResidentPeaks, NamesTheMicrobatchesResidentAtEveryMomentOfThePeak) {
   EXPECT_EQ(list_text(peaks[3].moments[0].resident), "3F2");
 }
 
+// One rank, 100 bytes per forward: 0F0 0F1 0I0 0I1 0W0 0W1 against keeping a share for 0W.
+TEST(ResidentPeaks, SplitBackwardsKeepWhatTheWeightGradientNeeds) {
+  PipelineOrder order;
+  order.stages = 1;
+  order.microbatches = 3;
+  order.ranks = {{{0, PassKind::kForward, 0},
+                  {0, PassKind::kInputGrad, 0},
+                  {0, PassKind::kForward, 1},
+                  {0, PassKind::kInputGrad, 1},
+                  {0, PassKind::kForward, 2},
+                  {0, PassKind::kInputGrad, 2},
+                  {0, PassKind::kWeightGrad, 0},
+                  {0, PassKind::kWeightGrad, 1},
+                  {0, PassKind::kWeightGrad, 2}}};
+  const std::vector<std::vector<int64_t>> bytes = {{100, 100, 100}};
+  const auto peak = [&](int64_t kept) {
+    return resident_peaks(order, bytes, {{kept, kept, kept}})[0];
+  };
+  EXPECT_THAT(in_flight(order), ElementsAre(3));
+  EXPECT_EQ(resident_peaks(order, bytes)[0].bytes, 300);
+  EXPECT_EQ(peak(100).bytes, 300);
+  EXPECT_EQ(peak(40).bytes, 40 + 40 + 100);
+  EXPECT_EQ(list_text(peak(40).moments[0].resident), "0F0 0F1 0F2");
+  EXPECT_EQ(peak(0).bytes, 100);
+  EXPECT_EQ(peak(0).moments.size(), 3U);
+  // More than it frees: the input gradient's own result is kept too.
+  EXPECT_EQ(peak(150).bytes, 450);
+  EXPECT_EQ(pass_text(peak(150).moments[0].at), "0I2");
+}
+
+TEST(Simulate, SplitBackwardsSendTheInputGradientFirst) {
+  // Rank 1: 1F0 10-20, 1I0 20-32, 1W0 32-40; rank 0: 0F0 0-10, 0I0 32-44, 0W0 44-52.
+  PipelineOrder order;
+  order.stages = 2;
+  order.microbatches = 1;
+  for (int r : {0, 1}) {
+    order.ranks.push_back(
+        {{r, PassKind::kForward, 0}, {r, PassKind::kInputGrad, 0}, {r, PassKind::kWeightGrad, 0}});
+  }
+  const PipelineTimes times = equal_times(order, PassTimes{10, 12, 8, 0});
+  const PipelineRun run = simulate(order, times);
+  EXPECT_THAT(run.end_ns[1], ElementsAre(20, 32, 40));
+  EXPECT_THAT(run.start_ns[0], ElementsAre(0, 32, 44));
+  EXPECT_EQ(run.makespan_ns, 52);
+  EXPECT_THAT(run.span_ns, ElementsAre(52, 30));
+  EXPECT_EQ(exposed_ns(order, times, {{{1, PassKind::kWeightGrad, 0}, 12}}), 0);
+  EXPECT_EQ(exposed_ns(order, times, {{{1, PassKind::kWeightGrad, 0}, 13}}), 1);
+  EXPECT_EQ(exposed_ns(order, times, {{{0, PassKind::kInputGrad, 0}, 5}}), 5);
+  // A split order needs to know how long the weight gradients are.
+  EXPECT_THROW(simulate(order, equal_times(order, 10, 20)), InternalError);
+}
+
 TEST(ResidentPeaks, RefuseABackwardWithoutItsForward) {
   PipelineOrder order = one_f_one_b(1, 2);
   std::swap(order.ranks[0][0], order.ranks[0][1]);
