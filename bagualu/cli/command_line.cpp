@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "bagualu/base/error.h"
+#include "bagualu/cli/calibrate_command.h"
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
 #include "bagualu/cli/schedule_command.h"
@@ -37,6 +38,10 @@ int run_schedule_command(std::string_view, const Arguments& arguments, const Str
   return run_schedule(arguments, streams);
 }
 
+int run_calibrate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
+  return run_calibrate(arguments, find_source_tree(), streams);
+}
+
 /// Commands that start ranks or load a model go through one launcher, which checks their input.
 int run_launcher(std::string_view name, const Arguments& arguments, const Streams&) {
   Arguments all = {std::string(name)};
@@ -48,12 +53,14 @@ int run_report(std::string_view, const Arguments& arguments, const Streams&) {
   exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.report", arguments));
 }
 
-constexpr std::array<Subcommand, 7> kSubcommands = {{
+constexpr std::array<Subcommand, 8> kSubcommands = {{
     {"plan", "memory of one rank: static bytes, activations, peak, floor, what it survives",
      run_plan_command},
     {"trace", "routing logs to one format, with statistics of the imbalance", run_trace_command},
     {"schedule", "order of a pipeline's passes: drawing, activations in flight, bubbles",
      run_schedule_command},
+    {"calibrate", "fit a machine's efficiencies to measured jobs, compare memory snapshots",
+     run_calibrate_command},
     {"train", "train a model under a memory budget, on one or more ranks", run_launcher},
     {"profile", "measure operator times of this machine and keep them for train and plan",
      run_launcher},

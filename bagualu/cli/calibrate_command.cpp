@@ -1,0 +1,160 @@
+#include "bagualu/cli/calibrate_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "bagualu/base/atomic_file.h"
+#include "bagualu/base/error.h"
+#include "bagualu/cost/calibration.h"
+#include "bagualu/schedule/job_time.h"
+
+namespace bagualu {
+namespace {
+
+constexpr const char* kWhere = "bagualu calibrate";
+constexpr double kPerCent = 100;
+constexpr double kNsPerMs = 1e6;
+
+struct CalibrateFlags {
+  std::string system;
+  std::string measured;
+  std::string fit;
+  std::string out;
+  std::string json;
+  bool hold_out = false;
+};
+
+void add_flags(CLI::App* app, CalibrateFlags* flags) {
+  const auto add = [&](const char* name, std::string* value, const char* type, const char* help) {
+    app->add_option(name, *value, help)->type_name(type);
+  };
+  add("--system", &flags->system, "FILE|NAME",
+      "machine to fit: a file or a name from configs/systems (needed)");
+  add("--measured", &flags->measured, "FILE", "jobs with measured times (needed)");
+  add("--fit", &flags->fit, "KEY,...",
+      "keys of the system file to fit, at most one for three rows [gemm_efficiency_fraction, "
+      "memory_efficiency_fraction, collective_efficiency_fraction, as many as rows allow]");
+  add("--out", &flags->out, "FILE", "write the fitted system with the rows it came from");
+  add("--json", &flags->json, "FILE|-",
+      "write the comparison as JSON; with - instead of the table");
+  app->add_flag("--hold-out", flags->hold_out,
+                "fit on every second group of rows, by name, and test on the others");
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size() && !text.empty();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::string summary_text(const char* what, const ErrorSummary& errors) {
+  return errors.count == 0
+             ? std::string()
+             : fmt::format("; {} {:.2f} %, at most {:.2f} %", what, kPerCent * errors.mean_fraction,
+                           kPerCent * errors.largest_fraction);
+}
+
+void print_side(const Calibration& result, bool fitted_on, std::ostream& out) {
+  const ErrorSummary errors = result.summary(fitted_on);
+  if (errors.count == 0) return;
+  out << fmt::format("\n{}\n", fitted_on ? "fitted on" : "tested on");
+  out << fmt::format("  {:<52} {:>14} {:>11} {:>11} {:>8} {:>8} {:>8}\n", "row", "", "measured",
+                     "predicted", "error", "no fit", "peer");
+  for (const TimeComparison& entry : result.comparisons) {
+    if (entry.fitted_on != fitted_on) continue;
+    const std::string peer =
+        entry.peer_ns > 0
+            ? fmt::format("{:.2f} %", kPerCent * (entry.peer_ns / entry.measured_ns - 1))
+            : "";
+    out << fmt::format("  {:<52} {:>14} {:>8.1f} ms {:>8.1f} ms {:>6.2f} % {:>6.2f} % {:>8}\n",
+                       entry.row, entry.what, entry.measured_ns / kNsPerMs,
+                       entry.predicted_ns / kNsPerMs, kPerCent * entry.error_fraction(),
+                       kPerCent * entry.unfitted_error_fraction(), peer);
+  }
+  out << fmt::format("  {} times: mean error {:.2f} %, at most {:.2f} %{}{}\n", errors.count,
+                     kPerCent * errors.mean_fraction, kPerCent * errors.largest_fraction,
+                     summary_text("without the fit", result.unfitted_summary(fitted_on)),
+                     summary_text("peer", result.peer_summary(fitted_on)));
+}
+
+void print_table(const MeasuredJobs& jobs, const Calibration& result, std::ostream& out) {
+  out << fmt::format("measured  {}\n", jobs.source);
+  for (const FittedNumber& number : result.numbers) {
+    out << fmt::format("fitted    {} {:.6g}, was {:.6g}\n", number.key, number.after,
+                       number.before);
+  }
+  print_side(result, true, out);
+  print_side(result, false, out);
+}
+
+Json to_json(const Calibration& result) {
+  Json json{{"format", "bagualu.calibration"}, {"version", 1}, {"system", result.system}};
+  for (const TimeComparison& entry : result.comparisons) {
+    Json row{{"row", entry.row},
+             {"group", entry.group},
+             {"what", entry.what},
+             {"fitted_on", entry.fitted_on},
+             {"measured_ns", entry.measured_ns},
+             {"predicted_ns", entry.predicted_ns},
+             {"unfitted_ns", entry.unfitted_ns}};
+    if (entry.peer_ns > 0) row["peer_ns"] = entry.peer_ns;
+    json["times"].push_back(std::move(row));
+  }
+  return json;
+}
+
+int answer(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {
+  const auto needed = [](const std::string& value, const char* flag, const char* what) {
+    if (value.empty()) throw InvalidInput(kWhere, flag, "nothing", what);
+  };
+  needed(flags.system, "--system", "a file or a name");
+  needed(flags.measured, "--measured", "a file");
+  const std::filesystem::path path =
+      resolve_config(flags.system, config_folders(tree, "systems"), kWhere, "--system");
+  const MeasuredJobs jobs = measured_jobs_from_file(flags.measured);
+  const IterationPredictor predictor = [](const Job& job, const SystemSpec& system) {
+    return static_cast<double>(job_time(job, system, {}).iteration_ns);
+  };
+  const CalibrationOptions options{.numbers = split(flags.fit), .hold_out = flags.hold_out};
+  const Calibration result =
+      calibrate(read_json_file(path), path.string(), jobs, predictor, options);
+  if (!flags.out.empty()) write_file_atomic(flags.out, result.system.dump(2) + "\n");
+  if (flags.json == "-") {
+    streams.out << to_json(result).dump(2) << '\n';
+    return kExitDone;
+  }
+  if (!flags.json.empty()) write_file_atomic(flags.json, to_json(result).dump(2) + "\n");
+  print_table(jobs, result, streams.out);
+  return kExitDone;
+}
+
+}  // namespace
+
+int run_calibrate(const std::vector<std::string>& arguments, const SourceTree& tree,
+                  const Streams& streams) {
+  CLI::App app(
+      "Fits the efficiencies of a machine to jobs whose times were measured, with errors with and "
+      "without the fit.",
+      kWhere);
+  CalibrateFlags flags;
+  add_flags(&app, &flags);
+  // CLI11 takes the last argument first.
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    streams.out << app.help();
+    return kExitDone;
+  } catch (const CLI::ParseError& error) {
+    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu calibrate --help` lists");
+  }
+  return answer(flags, tree, streams);
+}
+
+}  // namespace bagualu
