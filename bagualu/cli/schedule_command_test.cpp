@@ -104,8 +104,8 @@ TEST_F(ScheduleCommand, StageTimesReplaceTimes) {
   EXPECT_EQ(Json::parse(at.out)["makespan_ns"], 100);
 }
 
-TEST_F(ScheduleCommand, FitIsNoWorse) {
-  const std::string file = write("times.txt", "9,9,9\n1,2,3\n7,3,5\n4,4,4\n");
+TEST_F(ScheduleCommand, FitFindsAShorterStep) {
+  const std::string file = write("times.txt", "10,3,2\n4,4,9\n4,4,9\n10,3,2\n5,5,5\n9,1,1\n");
   const auto step = [&](std::vector<std::string> more) {
     std::vector<std::string> flags = {"--order",         "zb-v", "--pp",          "2",
                                       "--micro-batches", "6",    "--stage-times", file,

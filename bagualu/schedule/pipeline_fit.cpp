@@ -252,7 +252,7 @@ Cost span_cost(const PipelineOrder& order, const PipelineTimes& times) {
 std::vector<ListRules> all_rules(bool two_stages, size_t passes) {
   std::vector<ListRules> rules;
   // For many passes, more lists cost more than they are worth.
-  const unsigned few = passes <= 2000 ? 1 : 0;
+  const unsigned few = passes <= 1000 ? 1 : 0;
   for (unsigned set = 0; set < (few ? 8U : 1U); ++set) {
     for (unsigned choice = 0; choice < (few ? 6U : 4U); ++choice) {
       // Which of a rank's stages is first is a question of two, how far ahead one of one.
