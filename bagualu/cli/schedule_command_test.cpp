@@ -107,7 +107,7 @@ TEST_F(ScheduleCommand, StageTimesReplaceTimes) {
 TEST_F(ScheduleCommand, FitFindsAShorterStep) {
   const std::string file = write("times.txt", "10,3,2\n4,4,9\n4,4,9\n10,3,2\n5,5,5\n9,1,1\n");
   const auto step = [&](std::vector<std::string> more) {
-    std::vector<std::string> flags = {"--order",         "zb-v", "--pp",          "2",
+    std::vector<std::string> flags = {"--order",         "zb-v", "--pp",          "3",
                                       "--micro-batches", "6",    "--stage-times", file,
                                       "--json",          "-"};
     flags.insert(flags.end(), more.begin(), more.end());
