@@ -15,7 +15,7 @@ namespace {
 void read_precision(const MegatronFlags& flags, Job* job) {
   if (flags.on("bf16") && flags.on("fp16")) flags.contradiction("fp16", "not beside --bf16");
   job->element_bytes = flags.on("bf16") || flags.on("fp16") ? 2 : 4;
-  const std::string format = flags.choice_or("fp8-format", "", {"e4m3", "hybrid", "e5m2"});
+  const std::string format = flags.choice_or("fp8-format", "", {"e4m3", "hybrid"});
   const std::string recipe = flags.choice_or(
       "fp8-recipe", "delayed", {"delayed", "tensorwise", "blockwise", "mxfp8", "custom"});
   job->fp8 = !format.empty();

@@ -8,6 +8,7 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <span>
 #include <string_view>
 
 #include "bagualu/model/megatron_flags.h"
@@ -188,206 +189,199 @@ bool unknown_offload(const Given& given) {
                       [&](const char* module) { return given.offloads(module); });
 }
 
-const std::vector<Rule>& memory_rules() {
-  static const std::vector<Rule> rules = {
-      {"offloading attn_proj needs core_attn offloaded too",
-       [](const Given& g) { return g.offloads("attn_proj") && !g.offloads("core_attn"); }},
-      {"recomputing moe excludes offloading expert_fc1 and moe_act",
-       [](const Given& g) {
-         return g.recomputes("moe") && (g.offloads("expert_fc1") || g.offloads("moe_act"));
-       }},
-      {"FP8 with delayed scaling excludes recomputing moe_act and layernorm",
-       [](const Given& g) {
-         return g.has("fp8-format") && g.text("fp8-recipe", "delayed") == "delayed" &&
-                (g.recomputes("moe_act") || g.recomputes("layernorm"));
-       }},
-      {"--cpu-offloading-num-layers needs one pipeline rank, no recomputation and no "
-       "fine-grained offloading",
-       [](const Given& g) {
-         return g.number("cpu-offloading-num-layers", 0) > 0 &&
-                (g.pp() > 1 || g.has("recompute-granularity") ||
-                 g.has("fine-grained-activation-offloading"));
-       }},
-      {"--activation-offload-fraction lies between 0 and 1",
-       [](const Given& g) {
-         const double fraction = g.real("activation-offload-fraction", 1);
-         return fraction < 0 || fraction > 1;
-       }},
-      {"--offload-modules goes with --fine-grained-activation-offloading, which needs a module",
-       [](const Given& g) {
-         return (g.has("offload-modules") && !g.has("fine-grained-activation-offloading")) ||
-                unknown_offload(g);
-       }},
-      {"full recomputation needs a method and a number of layers and excludes modules",
-       [](const Given& g) {
-         return g.full() && (!g.has("recompute-method") || !g.has("recompute-num-layers") ||
-                             g.has("recompute-modules"));
-       }},
-      {"--recompute-method and --recompute-num-layers need full recomputation",
-       [](const Given& g) {
-         return !g.full() && (g.has("recompute-method") || g.has("recompute-num-layers"));
-       }},
-      {"--recompute-modules needs selective recomputation",
-       [](const Given& g) { return g.has("recompute-modules") && !g.selective() && !g.full(); }},
-      {"recomputing mla_up_proj needs --multi-latent-attention",
-       [](const Given& g) {
-         return g.recomputes("mla_up_proj") && !g.has("multi-latent-attention");
-       }},
-      {"recomputing moe_act needs --moe-grouped-gemm",
-       [](const Given& g) { return g.recomputes("moe_act") && !g.has("moe-grouped-gemm"); }},
-      {"--distribute-saved-activations needs full recomputation and tensor parallelism without "
-       "--sequence-parallel",
-       [](const Given& g) {
-         return g.has("distribute-saved-activations") &&
-                (!g.full() || g.tp() == 1 || g.has("sequence-parallel"));
-       }},
-      {"recomputing shared_experts excludes --moe-shared-expert-overlap", [](const Given& g) {
-         return g.recomputes("shared_experts") && g.has("moe-shared-expert-overlap");
-       }}};
-  return rules;
-}
+constexpr Rule kMemoryRules[] = {
+    {"offloading attn_proj needs core_attn offloaded too",
+     [](const Given& g) { return g.offloads("attn_proj") && !g.offloads("core_attn"); }},
+    {"recomputing moe excludes offloading expert_fc1 and moe_act",
+     [](const Given& g) {
+       return g.recomputes("moe") && (g.offloads("expert_fc1") || g.offloads("moe_act"));
+     }},
+    {"FP8 with delayed scaling excludes recomputing moe_act and layernorm",
+     [](const Given& g) {
+       return g.has("fp8-format") && g.text("fp8-recipe", "delayed") == "delayed" &&
+              (g.recomputes("moe_act") || g.recomputes("layernorm"));
+     }},
+    {"--cpu-offloading-num-layers needs one pipeline rank, no recomputation and no "
+     "fine-grained offloading",
+     [](const Given& g) {
+       return g.number("cpu-offloading-num-layers", 0) > 0 &&
+              (g.pp() > 1 || g.has("recompute-granularity") ||
+               g.has("fine-grained-activation-offloading"));
+     }},
+    {"--activation-offload-fraction lies between 0 and 1",
+     [](const Given& g) {
+       const double fraction = g.real("activation-offload-fraction", 1);
+       return fraction < 0 || fraction > 1;
+     }},
+    {"--offload-modules goes with --fine-grained-activation-offloading, which needs a module",
+     [](const Given& g) {
+       return (g.has("offload-modules") && !g.has("fine-grained-activation-offloading")) ||
+              unknown_offload(g);
+     }},
+    {"full recomputation needs a method and a number of layers and excludes modules",
+     [](const Given& g) {
+       return g.full() && (!g.has("recompute-method") || !g.has("recompute-num-layers") ||
+                           g.has("recompute-modules"));
+     }},
+    {"--recompute-method and --recompute-num-layers need full recomputation",
+     [](const Given& g) {
+       return !g.full() && (g.has("recompute-method") || g.has("recompute-num-layers"));
+     }},
+    {"--recompute-modules needs selective recomputation",
+     [](const Given& g) { return g.has("recompute-modules") && !g.selective() && !g.full(); }},
+    {"recomputing mla_up_proj needs --multi-latent-attention",
+     [](const Given& g) {
+       return g.recomputes("mla_up_proj") && !g.has("multi-latent-attention");
+     }},
+    {"recomputing moe_act needs --moe-grouped-gemm",
+     [](const Given& g) { return g.recomputes("moe_act") && !g.has("moe-grouped-gemm"); }},
+    {"--distribute-saved-activations needs full recomputation and tensor parallelism without "
+     "--sequence-parallel",
+     [](const Given& g) {
+       return g.has("distribute-saved-activations") &&
+              (!g.full() || g.tp() == 1 || g.has("sequence-parallel"));
+     }},
+    {"recomputing shared_experts excludes --moe-shared-expert-overlap", [](const Given& g) {
+       return g.recomputes("shared_experts") && g.has("moe-shared-expert-overlap");
+     }}};
 
-const std::vector<Rule>& parallel_rules() {
-  static const std::vector<Rule> rules = {
-      {"virtual stages need more than one pipeline rank",
-       [](const Given& g) { return g.interleaved() && g.pp() == 1; }},
-      {"at most one of --num-layers-per-virtual-pipeline-stage, "
-       "--num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout",
-       [](const Given& g) {
-         return g.has("num-layers-per-virtual-pipeline-stage") +
-                    g.has("num-virtual-stages-per-pipeline-rank") +
-                    g.has("pipeline-model-parallel-layout") >
-                1;
-       }},
-      {"a written layout excludes --decoder-first/last-pipeline-num-layers and "
-       "--account-for-embedding/loss-in-pipeline-split",
-       [](const Given& g) {
-         return g.has("pipeline-model-parallel-layout") &&
-                (g.any_starts("decoder-first-pipeline") || g.any_starts("decoder-last-pipeline") ||
-                 g.any_starts("account-for-"));
-       }},
-      {"a written layout begins with E, ends with L, has each once, and a t and m per layer",
-       layout_counts_wrong},
-      {"m in a written layout lies behind every t, in one of the last stages of the ranks",
-       layout_mtp_wrong},
-      {"stages of a written layout are a multiple of the pipeline ranks",
-       [](const Given& g) { return g.layout_stages() % g.pp() != 0; }},
-      {"layers divide over pipeline ranks and their virtual stages", layers_do_not_divide},
-      {"--sequence-parallel needs tensor parallelism",
-       [](const Given& g) { return g.has("sequence-parallel") && g.tp() == 1; }},
-      {"experts with tensor parallelism need --sequence-parallel",
-       [](const Given& g) {
-         return g.has("num-experts") && g.tp() > 1 && !g.has("sequence-parallel");
-       }},
-      {"experts divide over --expert-model-parallel-size, which needs --num-experts",
-       [](const Given& g) {
-         const int64_t ep = g.size("expert-model-parallel-size");
-         return ep > 1 && (!g.has("num-experts") || g.number("num-experts", 0) % ep != 0);
-       }},
-      {"experts with biases exclude expert tensor parallelism and a shared expert",
-       [](const Given& g) {
-         return g.has("num-experts") && !g.has("disable-bias-linear") &&
-                (g.number("expert-tensor-parallel-size", g.tp()) > 1 ||
-                 g.has("moe-shared-expert-intermediate-size"));
-       }},
-      {"with context parallelism the sequence is a multiple of twice its size",
-       [](const Given& g) {
-         const int64_t cp = g.size("context-parallel-size");
-         return cp > 1 && g.number("seq-length", 0) % (2 * cp) != 0;
-       }},
-      {"--overlap-param-gather needs a distributed optimizer and --overlap-grad-reduce",
-       [](const Given& g) {
-         return g.has("overlap-param-gather") &&
-                (!g.has("use-distributed-optimizer") || !g.has("overlap-grad-reduce"));
-       }},
-      {"--tp-comm-overlap needs --sequence-parallel",
-       [](const Given& g) { return g.has("tp-comm-overlap") && !g.has("sequence-parallel"); }},
-      {"--no-overlap-p2p-communication with interleaving needs more than two pipeline ranks",
-       [](const Given& g) {
-         return g.has("no-overlap-p2p-communication") && g.interleaved() && g.pp() == 2;
-       }},
-      {"--overlap-moe-expert-parallel-comm needs expert parallelism, dispatcher alltoall or flex, "
-       "virtual stages in a pipeline and 16 bits; excludes full and moe recomputation, "
-       "--moe-shared-expert-overlap and more than one multi-token prediction layer",
-       expert_overlap_wrong}};
-  return rules;
-}
+constexpr Rule kParallelRules[] = {
+    {"virtual stages need more than one pipeline rank",
+     [](const Given& g) { return g.interleaved() && g.pp() == 1; }},
+    {"at most one of --num-layers-per-virtual-pipeline-stage, "
+     "--num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout",
+     [](const Given& g) {
+       return g.has("num-layers-per-virtual-pipeline-stage") +
+                  g.has("num-virtual-stages-per-pipeline-rank") +
+                  g.has("pipeline-model-parallel-layout") >
+              1;
+     }},
+    {"a written layout excludes --decoder-first/last-pipeline-num-layers and "
+     "--account-for-embedding/loss-in-pipeline-split",
+     [](const Given& g) {
+       return g.has("pipeline-model-parallel-layout") &&
+              (g.any_starts("decoder-first-pipeline") || g.any_starts("decoder-last-pipeline") ||
+               g.any_starts("account-for-"));
+     }},
+    {"a written layout begins with E, ends with L, has each once, and a t and m per layer",
+     layout_counts_wrong},
+    {"m in a written layout lies behind every t, in one of the last stages of the ranks",
+     layout_mtp_wrong},
+    {"stages of a written layout are a multiple of the pipeline ranks",
+     [](const Given& g) { return g.layout_stages() % g.pp() != 0; }},
+    {"layers divide over pipeline ranks and their virtual stages", layers_do_not_divide},
+    {"--sequence-parallel needs tensor parallelism",
+     [](const Given& g) { return g.has("sequence-parallel") && g.tp() == 1; }},
+    {"experts with tensor parallelism need --sequence-parallel",
+     [](const Given& g) {
+       return g.has("num-experts") && g.tp() > 1 && !g.has("sequence-parallel");
+     }},
+    {"experts divide over --expert-model-parallel-size, which needs --num-experts",
+     [](const Given& g) {
+       const int64_t ep = g.size("expert-model-parallel-size");
+       return ep > 1 && (!g.has("num-experts") || g.number("num-experts", 0) % ep != 0);
+     }},
+    {"experts with biases exclude expert tensor parallelism and a shared expert",
+     [](const Given& g) {
+       return g.has("num-experts") && !g.has("disable-bias-linear") &&
+              (g.number("expert-tensor-parallel-size", g.tp()) > 1 ||
+               g.has("moe-shared-expert-intermediate-size"));
+     }},
+    {"with context parallelism the sequence is a multiple of twice its size",
+     [](const Given& g) {
+       const int64_t cp = g.size("context-parallel-size");
+       return cp > 1 && g.number("seq-length", 0) % (2 * cp) != 0;
+     }},
+    {"--overlap-param-gather needs a distributed optimizer and --overlap-grad-reduce",
+     [](const Given& g) {
+       return g.has("overlap-param-gather") &&
+              (!g.has("use-distributed-optimizer") || !g.has("overlap-grad-reduce"));
+     }},
+    {"--tp-comm-overlap needs --sequence-parallel",
+     [](const Given& g) { return g.has("tp-comm-overlap") && !g.has("sequence-parallel"); }},
+    {"--no-overlap-p2p-communication with interleaving needs more than two pipeline ranks",
+     [](const Given& g) {
+       return g.has("no-overlap-p2p-communication") && g.interleaved() && g.pp() == 2;
+     }},
+    {"--overlap-moe-expert-parallel-comm needs expert parallelism, dispatcher alltoall or flex, "
+     "virtual stages in a pipeline and 16 bits; excludes full and moe recomputation, "
+     "--moe-shared-expert-overlap and more than one multi-token prediction layer",
+     expert_overlap_wrong}};
 
-const std::vector<Rule>& other_rules() {
-  static const std::vector<Rule> rules = {
-      {"--moe-... flags need --num-experts",
-       [](const Given& g) { return !g.has("num-experts") && g.any_starts("moe-"); }},
-      {"--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor and excludes the "
-       "DeepEP backend",
-       [](const Given& g) {
-         const bool deepep = g.has("moe-enable-deepep") ||
-                             g.text("moe-flex-dispatcher-backend", "deepep") == "deepep";
-         return g.has("moe-pad-expert-input-to-capacity") &&
-                (!g.has("moe-expert-capacity-factor") || (g.dispatcher() == "flex" && deepep));
-       }},
-      {"--moe-enable-deepep needs dispatcher flex",
-       [](const Given& g) { return g.has("moe-enable-deepep") && g.dispatcher() != "flex"; }},
-      {"--moe-shared-expert-overlap needs dispatcher alltoall or flex",
-       [](const Given& g) {
-         return g.has("moe-shared-expert-overlap") && g.dispatcher() == "allgather";
-       }},
-      {"padding of the router needs --fp8-format and a dispatcher other than allgather",
-       [](const Given& g) {
-         return g.any_starts("moe-router-padding-for-") &&
-                (!g.has("fp8-format") || g.dispatcher() == "allgather");
-       }},
-      {"--moe-router-enable-expert-bias needs sigmoid scores",
-       [](const Given& g) {
-         return g.has("moe-router-enable-expert-bias") &&
-                g.text("moe-router-score-function", "softmax") == "softmax";
-       }},
-      {"one expert per token needs --moe-router-pre-softmax or sigmoid scores",
-       [](const Given& g) {
-         return g.has("num-experts") && g.number("moe-router-topk", 2) == 1 &&
-                !g.has("moe-router-pre-softmax") &&
-                g.text("moe-router-score-function", "softmax") == "softmax" &&
-                g.text("moe-router-load-balancing-type") != "sinkhorn";
-       }},
-      {"--use-precision-aware-optimizer needs adam and a distributed optimizer",
-       [](const Given& g) {
-         return g.has("use-precision-aware-optimizer") &&
-                (!g.has("use-distributed-optimizer") || g.text("optimizer", "adam") != "adam");
-       }},
-      {"dtypes of gradients, masters and moments other than fp32 need "
-       "--use-precision-aware-optimizer",
-       dtypes_need_aware},
-      {"--fp8-param-gather needs --fp8-format and a distributed optimizer",
-       [](const Given& g) {
-         return g.has("fp8-param-gather") &&
-                (!g.has("fp8-format") || !g.has("use-distributed-optimizer"));
-       }},
-      {"--bf16 excludes --fp16", [](const Given& g) { return g.has("bf16") && g.has("fp16"); }},
-      {"--multi-latent-attention excludes --group-query-attention",
-       [](const Given& g) {
-         return g.has("multi-latent-attention") && g.has("group-query-attention");
-       }},
-      {"one of --swiglu, --quick-geglu and --squared-relu",
-       [](const Given& g) {
-         return g.has("swiglu") + g.has("quick-geglu") + g.has("squared-relu") > 1;
-       }},
-      {"positions are at least as many as the sequence is long",
-       [](const Given& g) {
-         return g.number("max-position-embeddings", 0) < g.number("seq-length", 0);
-       }},
-      {"multi-token prediction needs --position-embedding-type rope or none", [](const Given& g) {
-         const std::string type = g.text("position-embedding-type", "learned_absolute");
-         return g.number("mtp-num-layers", 0) > 0 && type != "rope" && type != "none";
-       }}};
-  return rules;
-}
+constexpr Rule kOtherRules[] = {
+    {"--moe-... flags need --num-experts",
+     [](const Given& g) { return !g.has("num-experts") && g.any_starts("moe-"); }},
+    {"--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor and excludes the "
+     "DeepEP backend",
+     [](const Given& g) {
+       const bool deepep = g.has("moe-enable-deepep") ||
+                           g.text("moe-flex-dispatcher-backend", "deepep") == "deepep";
+       return g.has("moe-pad-expert-input-to-capacity") &&
+              (!g.has("moe-expert-capacity-factor") || (g.dispatcher() == "flex" && deepep));
+     }},
+    {"--moe-enable-deepep needs dispatcher flex",
+     [](const Given& g) { return g.has("moe-enable-deepep") && g.dispatcher() != "flex"; }},
+    {"--moe-shared-expert-overlap needs dispatcher alltoall or flex",
+     [](const Given& g) {
+       return g.has("moe-shared-expert-overlap") && g.dispatcher() == "allgather";
+     }},
+    {"padding of the router needs --fp8-format and a dispatcher other than allgather",
+     [](const Given& g) {
+       return g.any_starts("moe-router-padding-for-") &&
+              (!g.has("fp8-format") || g.dispatcher() == "allgather");
+     }},
+    {"--moe-router-enable-expert-bias needs sigmoid scores",
+     [](const Given& g) {
+       return g.has("moe-router-enable-expert-bias") &&
+              g.text("moe-router-score-function", "softmax") == "softmax";
+     }},
+    {"one expert per token needs --moe-router-pre-softmax or sigmoid scores",
+     [](const Given& g) {
+       return g.has("num-experts") && g.number("moe-router-topk", 2) == 1 &&
+              !g.has("moe-router-pre-softmax") &&
+              g.text("moe-router-score-function", "softmax") == "softmax" &&
+              g.text("moe-router-load-balancing-type") != "sinkhorn";
+     }},
+    {"--use-precision-aware-optimizer needs adam and a distributed optimizer",
+     [](const Given& g) {
+       return g.has("use-precision-aware-optimizer") &&
+              (!g.has("use-distributed-optimizer") || g.text("optimizer", "adam") != "adam");
+     }},
+    {"dtypes of gradients, masters and moments other than fp32 need "
+     "--use-precision-aware-optimizer",
+     dtypes_need_aware},
+    {"--fp8-param-gather needs --fp8-format and a distributed optimizer",
+     [](const Given& g) {
+       return g.has("fp8-param-gather") &&
+              (!g.has("fp8-format") || !g.has("use-distributed-optimizer"));
+     }},
+    {"--bf16 excludes --fp16", [](const Given& g) { return g.has("bf16") && g.has("fp16"); }},
+    {"--multi-latent-attention excludes --group-query-attention",
+     [](const Given& g) {
+       return g.has("multi-latent-attention") && g.has("group-query-attention");
+     }},
+    {"one of --swiglu, --quick-geglu and --squared-relu",
+     [](const Given& g) {
+       return g.has("swiglu") + g.has("quick-geglu") + g.has("squared-relu") > 1;
+     }},
+    {"positions are at least as many as the sequence is long",
+     [](const Given& g) {
+       return g.number("max-position-embeddings", 0) < g.number("seq-length", 0);
+     }},
+    {"multi-token prediction needs --position-embedding-type rope or none", [](const Given& g) {
+       const std::string type = g.text("position-embedding-type", "learned_absolute");
+       return g.number("mtp-num-layers", 0) > 0 && type != "rope" && type != "none";
+     }}};
 
 }  // namespace
 
 std::vector<std::string> check_exclusions(const std::vector<std::string>& flags) {
   const Given given(flags);
   std::vector<std::string> broken;
-  for (const std::vector<Rule>* rules : {&memory_rules(), &parallel_rules(), &other_rules()}) {
-    for (const Rule& rule : *rules) {
+  for (const std::span<const Rule> rules :
+       {std::span<const Rule>(kMemoryRules), std::span<const Rule>(kParallelRules),
+        std::span<const Rule>(kOtherRules)}) {
+    for (const Rule& rule : rules) {
       if (rule.broken(given)) broken.emplace_back(rule.sentence);
     }
   }
