@@ -4,11 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 
 #include "bagualu/base/atomic_file.h"
 #include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
+#include "bagualu/cli/plan_job_flags.h"
 #include "bagualu/cost/calibration.h"
 #include "bagualu/schedule/job_time.h"
+#include "bagualu/schedule/memory_snapshot.h"
 
 namespace bagualu {
 namespace {
@@ -24,6 +28,10 @@ struct CalibrateFlags {
   std::string out;
   std::string json;
   bool hold_out = false;
+  std::string snapshot;
+  std::string row;
+  CommonPlanFlags common;
+  JobFlags job;
 };
 
 void add_flags(CLI::App* app, CalibrateFlags* flags) {
@@ -41,6 +49,21 @@ void add_flags(CLI::App* app, CalibrateFlags* flags) {
       "write the comparison as JSON; with - instead of the table");
   app->add_flag("--hold-out", flags->hold_out,
                 "fit on every second group of rows, by name, and test on the others");
+  const auto of_memory = [&](const char* name, std::string* value, const char* type,
+                             const char* help) {
+    app->add_option(name, *value, help)->type_name(type)->group("Memory of a job");
+  };
+  of_memory("--snapshot", &flags->snapshot, "FILE",
+            "memory_stats() or _snapshot() of torch.cuda as JSON, or bytes by rank and bucket; the "
+            "job is a --row of --measured, or what the flags of `bagualu plan` say");
+  of_memory("--row", &flags->row, "ID", "job of the snapshot, in --measured");
+  of_memory("--model", &flags->common.model, "FILE|NAME", "as in `bagualu plan`, and those below");
+  of_memory("--world-size", &flags->common.world_size, "RANKS", "ranks in all");
+  of_memory("--micro-batch-size", &flags->common.micro_batch_size, "SEQUENCES", "per rank");
+  of_memory("--seq", &flags->common.seq, "TOKENS", "per sequence");
+  of_memory("--micro-batches", &flags->common.microbatches, "COUNT", "per step");
+  of_memory("--imbalance", &flags->common.imbalance, "FACTOR", "routed load of every rank [1]");
+  add_job_flags(app, &flags->job);
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -109,6 +132,48 @@ Json to_json(const Calibration& result) {
   return json;
 }
 
+/// The job that a snapshot was taken of, and the routed load to predict it at.
+std::pair<Job, RoutedLoads> job_of_snapshot(const CalibrateFlags& flags, const SourceTree& tree) {
+  if (flags.row.empty()) {
+    CommonPlanFlags common = flags.common;
+    common.system = flags.system;
+    if (common.imbalance.empty()) common.imbalance = "1";
+    JobPlanRequest request = job_request(flags.job, common, tree);
+    return {std::move(request.job), std::move(request.loads)};
+  }
+  if (flags.measured.empty()) throw InvalidInput(kWhere, "--measured", "nothing", "a file");
+  std::string known;
+  for (MeasuredJob& row : measured_jobs_from_file(flags.measured).rows) {
+    if (row.id == flags.row) return {std::move(row.job), {}};
+    known += (known.empty() ? "" : ", ") + row.id;
+  }
+  throw InvalidInput(kWhere, "--row", flags.row, known);
+}
+
+int answer_memory(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {
+  const auto [job, loads] = job_of_snapshot(flags, tree);
+  const std::vector<BucketComparison> rows =
+      compare_memory(memory_snapshot_from_file(flags.snapshot), job, loads, flags.snapshot);
+  Json json{{"format", "bagualu.memory_comparison"}, {"version", 1}, {"buckets", Json::array()}};
+  std::string table = fmt::format("{:>6} {:>4}  {:<12} {:>12} {:>12} {:>9}\n", "rank", "pp",
+                                  "bucket", "measured", "predicted", "error");
+  for (const BucketComparison& row : rows) {
+    table += fmt::format("{:>6} {:>4}  {:<12} {:>12} {:>12} {:>7.2f} %\n", row.rank, row.pp_rank,
+                         row.bucket, format_bytes(row.measured_bytes),
+                         format_bytes(row.predicted_bytes), kPerCent * row.error_fraction());
+    json["buckets"].push_back({{"rank", row.rank},
+                               {"pp_rank", row.pp_rank},
+                               {"bucket", row.bucket},
+                               {"measured_bytes", row.measured_bytes},
+                               {"predicted_bytes", row.predicted_bytes}});
+  }
+  if (!flags.json.empty() && flags.json != "-") {
+    write_file_atomic(flags.json, json.dump(2) + "\n");
+  }
+  streams.out << (flags.json == "-" ? json.dump(2) + "\n" : table);
+  return kExitDone;
+}
+
 int answer(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {
   const auto needed = [](const std::string& value, const char* flag, const char* what) {
     if (value.empty()) throw InvalidInput(kWhere, flag, "nothing", what);
@@ -140,7 +205,8 @@ int run_calibrate(const std::vector<std::string>& arguments, const SourceTree& t
                   const Streams& streams) {
   CLI::App app(
       "Fits the efficiencies of a machine to jobs whose times were measured, with errors with and "
-      "without the fit.",
+      "without the fit;\nor, with --snapshot, compares a job's memory with the prediction, bucket "
+      "by bucket.",
       kWhere);
   CalibrateFlags flags;
   add_flags(&app, &flags);
@@ -154,7 +220,8 @@ int run_calibrate(const std::vector<std::string>& arguments, const SourceTree& t
   } catch (const CLI::ParseError& error) {
     throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu calibrate --help` lists");
   }
-  return answer(flags, tree, streams);
+  return flags.snapshot.empty() ? answer(flags, tree, streams)
+                                : answer_memory(flags, tree, streams);
 }
 
 }  // namespace bagualu

@@ -224,8 +224,11 @@ double JobTimer::optimizer_ns(const RankSums& rank) const {
   const double parameters = 2 * (static_cast<double>(o.master_bytes) + moments) +
                             static_cast<double>(o.master_bytes + o.parameter_bytes);
   const JobLayout& l = job_.layout;
-  const double dense_ranks = o.distributed ? static_cast<double>(l.dp() * l.cp) : 1;
-  const double expert_ranks = o.distributed ? static_cast<double>(l.expert_dp()) : 1;
+  const auto shared_by = [&](int64_t ranks) {
+    return o.distributed ? static_cast<double>(std::max<int64_t>(1, ranks / o.instances)) : 1.0;
+  };
+  const double dense_ranks = shared_by(l.dp() * l.cp);
+  const double expert_ranks = shared_by(l.expert_dp());
   const double bytes = (gradients + parameters) *
                            (rank.dense_weights / dense_ranks + rank.expert_weights / expert_ranks) +
                        gradient * (rank.dense_weights + rank.expert_weights);
