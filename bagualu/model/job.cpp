@@ -272,8 +272,9 @@ std::string stages_text(const std::vector<StageContent>& stages) {
 }
 
 const std::vector<std::string>& recompute_module_names() {
-  static const std::vector<std::string> names = {"core_attn", "layernorm", "mla_up_proj",   "mlp",
-                                                 "moe",       "moe_act",   "shared_experts"};
+  static const std::vector<std::string> names = {"core_attn", "layernorm",     "mla_up_proj",
+                                                 "mlp",       "mlp_act",       "moe",
+                                                 "moe_act",   "shared_experts"};
   return names;
 }
 
@@ -287,7 +288,7 @@ const std::vector<std::string>& offload_module_names() {
 std::vector<std::string> recompute_modules_of(const ModelSpec& model) {
   std::vector<std::string> names = {"core_attn", "layernorm"};
   if (model.has_mla()) names.emplace_back("mla_up_proj");
-  if (model.moe_layers() < model.layers) names.emplace_back("mlp");
+  if (model.moe_layers() < model.layers) names.insert(names.end(), {"mlp", "mlp_act"});
   if (model.has_moe()) names.insert(names.end(), {"moe", "moe_act"});
   if (model.shared_ffn > 0) names.emplace_back("shared_experts");
   return names;

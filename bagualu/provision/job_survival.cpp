@@ -58,6 +58,7 @@ std::vector<std::pair<std::string, Job>> job_actions(const Job& job) {
   std::vector<std::pair<std::string, Job>> actions;
   if (job.recompute.granularity == RecomputeGranularity::kFull) return actions;
   for (const std::string& module : recompute_modules_of(job.model)) {
+    if (module == "mlp_act") continue;  // Kwai's
     if (contains(job.recompute.modules, module) || excluded(job, module, true)) continue;
     actions.emplace_back("recompute " + module, job);
     RecomputeSettings& settings = actions.back().second.recompute;
