@@ -116,7 +116,6 @@ JobMemory::State::State(const Job& made_for, LayerProfileCache* cache)
   boundary_bytes = job.sequence_tokens() * job.model.hidden * job.element_bytes;
   embedding_gradient_bytes =
       job.padded_vocab() / job.layout.tp * job.model.hidden * job.element_bytes;
-  balanced_rows = expert_rows(job, 1.0);
 }
 
 std::shared_ptr<const KindProfile> JobMemory::State::kind(LayerKind which,

@@ -89,8 +89,8 @@ class JobMemory {
   RankMemory describe(int64_t pp_rank, const RoutedLoads& loads) const;
   /// One point per pass, in the rank's order.
   std::vector<JobMemoryPoint> over_time(int64_t pp_rank, const RoutedLoads& loads) const;
-  /// Every tensor of a layer at balanced rows.
-  std::vector<TensorRow> tensors(int64_t layer) const;
+  /// Every tensor of a layer if its experts receive `factor` of the balanced rows.
+  std::vector<TensorRow> tensors(int64_t layer, double factor = 1.0) const;
   /// Saved bytes of one layer for one micro-batch if its experts receive `factor` of the balanced
   /// rows. Cost: below 0.1 us.
   int64_t layer_bytes(int64_t layer, double factor) const;

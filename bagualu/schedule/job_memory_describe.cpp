@@ -124,12 +124,12 @@ class Kinds {
 
 }  // namespace
 
-std::vector<TensorRow> JobMemory::tensors(int64_t layer) const {
+std::vector<TensorRow> JobMemory::tensors(int64_t layer, double factor) const {
   const Job& job = state_->job;
   MegatronGraphOptions options = megatron_options(job);
   options.first_layer = layer;
   const Graph graph = build_megatron_graph(job.model, options);
-  const int64_t rows = state_->balanced_rows;
+  const int64_t rows = expert_rows(job, factor);
   std::vector<TensorRow> made;
   for (size_t s = 0; s < graph.storages.size(); ++s) {
     const StorageSpec& spec = graph.storages[s];

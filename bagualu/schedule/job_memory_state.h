@@ -89,7 +89,6 @@ struct JobMemory::State {
   bool offloads_all = false;             ///< Megatron-Kwai's rule: a fraction of all saved bytes
   int64_t boundary_bytes = 0;            ///< a micro-batch's tensor between two stages
   int64_t embedding_gradient_bytes = 0;  ///< of the whole matrix, before it is added
-  int64_t balanced_rows = 0;
 };
 
 }  // namespace bagualu

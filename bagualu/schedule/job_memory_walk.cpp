@@ -23,6 +23,15 @@ class StageSum {
       sum_.backward = backward;
       sum_.backward_part = number;
     }
+    // What is freed last stands beside every layer's backward.
+    if (part.late.at(rows) > 0 && behind_ + part.late.at(rows) > sum_.backward) {
+      sum_.backward = behind_ + part.late.at(rows);
+      sum_.backward_part = behind_part_;
+    }
+    if (backward > behind_) {
+      behind_ = backward;
+      behind_part_ = number;
+    }
     sum_.saved += part.saved.at(rows);
     parts_.push_back(&part);
     // Copied to the host while the next layer runs forward, and back while it runs backward.
@@ -62,6 +71,8 @@ class StageSum {
  private:
   StageBytes sum_;
   int64_t draining_ = 0;
+  int64_t behind_ = 0;  ///< highest backward of the parts before this one
+  int behind_part_ = 0;
   std::vector<const LayerProfile*> parts_;
 
   // The rest of a cut tensor takes the smallest block that some other tensor has left behind.
@@ -150,6 +161,7 @@ StageBytes JobMemory::State::full_recompute_bytes(int64_t stage, const RoutedLoa
     const LayerProfile& head = kinds[2]->profile;
     const auto number = static_cast<int>(layers);
     raise(sum.forward, sum.forward_part, sum.saved + head.forward_bytes(0), number);
+    if (head.late.fixed > 0) sum.backward += head.late.fixed;
     raise(sum.backward, sum.backward_part, sum.saved + head.backward_bytes(0), number);
     sum.saved += head.saved.at(0);
   }

@@ -47,6 +47,9 @@ struct LayerProfile {
   };
   std::vector<Movable> movable;
   std::vector<int64_t> block_bytes;  ///< sizes of all tensors, ascending, each once
+  /// Kept until the whole stage's backward has ended, as a head whose logits somebody still holds;
+  /// not part of `saved`.
+  RowBytes late;
   /// Above the bytes before the layer's forward. Only levels that are highest at some load.
   std::vector<LayerLevel> forward;
   /// In place of the layer's saved bytes, offloaded ones reloaded.
