@@ -1,6 +1,7 @@
 // Predicted against measured peak memory of published runs: every row, its error, and the mean.
 //
-// Usage: plan_validation FILE...   (bagualu.measured_jobs; see docs/formats.md)
+// Usage: plan_validation [--causes] FILE...
+//   bagualu.measured_jobs: peaks; bagualu.megatron_ci_memory: peak less static bytes of MoE jobs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +10,9 @@
 #include <exception>
 #include <string>
 
+#include "bagualu/base/json.h"
 #include "bagualu/cost/measured_jobs.h"
+#include "bagualu/model/megatron_args.h"
 #include "bagualu/schedule/job_memory.h"
 
 namespace bagualu {
@@ -25,7 +28,70 @@ int64_t measured_peak(const MeasuredJob& row, int64_t pp_rank) {
   return *std::max_element(begin, begin + of_stage);
 }
 
+/// Why a row of Megatron's functional tests is not computed; empty if it is.
+std::string left_out(const Json& row) {
+  if (!row["moe"].get<bool>()) return "no experts";
+  if (!row["world_size"].is_number()) return "unknown number of GPUs";
+  if (!row["vocab"].is_number() && !row["args"].contains("--vocab-size"))
+    return "unknown vocabulary";
+  for (const auto& [flag, value] : row["args"].items()) {
+    if (flag.find("fsdp") != std::string::npos) return "FSDP";
+    if (flag.find("cuda-graph") != std::string::npos) return "CUDA graphs";
+  }
+  return "";
+}
+
+/// What a job needs beside its static bytes on the last rank, from a balanced router to one that
+/// sends that rank `most` times as much.
+void print_ci_row(const Json& row, double most, bool causes) {
+  const auto id = row["id"].get<std::string>();
+  MegatronOptions options;
+  options.world_size = row["world_size"].get<int64_t>();
+  if (row["vocab"].is_number()) options.vocab = row["vocab"].get<int64_t>();
+  try {
+    const Job job = megatron_job_from_json(row["args"], id, options).job;
+    const JobMemory memory(job);
+    const int64_t rank = job.layout.pp - 1;
+    const RankMemory told = memory.describe(rank, {});
+    const int64_t low = told.peak_bytes - told.static_bytes;
+    const int64_t high = memory.peak_bytes(rank, {.factor = most}) - told.static_bytes;
+    const int64_t measured = row["peak_bytes"].get<int64_t>() - row["static_bytes"].get<int64_t>();
+    fmt::print(
+        "{:100} static {:8.1f} measured {:8.1f} | {:8.1f} to {:8.1f} ({:.1f} % wide), measured "
+        "{:8.1f} {} {:+.1f} % {} {}\n",
+        id, told.static_bytes / kMiB, row["static_bytes"].get<int64_t>() / kMiB, low / kMiB,
+        high / kMiB, 100.0 * (static_cast<double>(high) / low - 1), measured / kMiB,
+        measured >= low && measured <= high ? "inside" : "OUTSIDE",
+        100.0 * (static_cast<double>(low) / measured - 1), pass_text(told.cause.pass),
+        told.cause.op);
+    if (!causes) return;
+    for (const TensorRow& tensor : told.largest) {
+      fmt::print("      {:32} {:10.1f} x{} {} ({})\n", tensor.name, tensor.bytes / kMiB,
+                 tensor.count, tensor.saved ? "saved" : "transient", tensor.op);
+    }
+  } catch (const std::exception& error) {
+    fmt::print("{:100} not computed: {}\n", id, error.what());
+  }
+}
+
+void print_ci(const Json& file, bool causes) {
+  constexpr double kMostLoad = 1.2;
+  for (const Json& row : file["rows"]) {
+    const std::string reason = left_out(row);
+    if (reason.empty()) {
+      print_ci_row(row, kMostLoad, causes);
+    } else if (reason != "no experts") {
+      fmt::print("{:100} left out: {}\n", row["id"].get<std::string>(), reason);
+    }
+  }
+}
+
 void print_file(const std::string& path, bool causes) {
+  const Json file = read_json_file(path);
+  if (file.value("format", "") == "bagualu.megatron_ci_memory") {
+    print_ci(file, causes);
+    return;
+  }
   double sum = 0;
   double worst = 0;
   int rows = 0;

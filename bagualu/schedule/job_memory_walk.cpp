@@ -12,6 +12,9 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 /// Adds layers of a stage one by one; the highest moment of each pass is kept with its part.
 class StageSum {
  public:
+  /// `fraction`: of the groups that fine-grained offloading may move.
+  explicit StageSum(double fraction) : fraction_(fraction) {}
+
   void add(const LayerProfile& part, int64_t rows, int number) {
     const int64_t forward = sum_.saved + draining_ + part.forward_bytes(rows);
     const int64_t backward = sum_.saved + draining_ + part.backward_bytes(rows);
@@ -35,7 +38,9 @@ class StageSum {
     sum_.saved += part.saved.at(rows);
     parts_.push_back(&part);
     // Copied to the host while the next layer runs forward, and back while it runs backward.
-    draining_ = part.offloaded.at(rows);
+    const int64_t movable = part.offloaded.at(rows);
+    draining_ = static_cast<int64_t>(static_cast<double>(movable) * fraction_);
+    sum_.saved += movable - draining_;
   }
   void gradient_of_embedding(int64_t bytes) {
     if (bytes <= sum_.backward) return;
@@ -69,6 +74,7 @@ class StageSum {
   const StageBytes& sum() const { return sum_; }
 
  private:
+  double fraction_;
   StageBytes sum_;
   int64_t draining_ = 0;
   int64_t behind_ = 0;  ///< highest backward of the parts before this one
@@ -99,7 +105,7 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
   }
   const StageContent& content = job.stages[static_cast<size_t>(stage)];
   const bool alike = loads.by_layer.empty();
-  StageSum sum;
+  StageSum sum(job.offload.fraction);
   int64_t rows = alike ? expert_rows(job, loads.at(0, microbatch)) : 0;
   int number = 0;
   for (int64_t i = 0; i < content.layer_count; ++i) {

@@ -294,6 +294,8 @@ std::vector<std::string> modules_of_layer(const Job& job, bool moe) {
     if (name == "layernorm" && !all_norms) {
       if (job.model.has_mla()) names.push_back("attn_norm");
       if (moe) names.push_back("mlp_norm");
+    } else if (name == "mla_up_proj" && !job.model.has_mla()) {
+      continue;
     } else if (name == "layernorm") {
       names.insert(names.end(), {"attn_norm", "mlp_norm"});
     } else {
