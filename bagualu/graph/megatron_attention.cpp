@@ -70,7 +70,10 @@ void MegatronBuilder::core_attention(int q, int k, int v) {
   add_gemm({.kind = OpKind::kAttnProj, .reads = {out}, .creates = {projected}, .bwd_saved = {out}},
            0, spec_.hidden, spec_.attn_out_width() / options_.tp * spec_.hidden);
   hidden_mid_ = writer_.saved("hidden_mid", hidden_bytes_);
-  writer_.add({.kind = OpKind::kAttnBda, .reads = {projected, input}, .creates = {hidden_mid_}});
+  MegatronStep sum = {
+      .kind = OpKind::kAttnBda, .reads = {projected, input}, .creates = {hidden_mid_}};
+  keep_mask(sum, "attn_dropout.mask");
+  writer_.add(std::move(sum));
 }
 
 // Grouped-query attention. The fused kernel wants q, k, v apart, so v is copied out of the GEMM's

@@ -82,6 +82,8 @@ class MegatronBuilder {
   void mlp_norm();
   void finish_layer(std::vector<int> branches);
   int mlp(const Mlp& mlp);
+  /// A dropout's mask, a byte per element of the residual stream.
+  void keep_mask(MegatronStep& sum, const std::string& name);
   /// An activation that is not one kernel keeps the product's first factor.
   void keep_gate(MegatronStep& activation, const std::string& name, ByteFormula bytes);
   void dense_mlp();

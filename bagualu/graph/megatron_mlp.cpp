@@ -41,7 +41,16 @@ void MegatronBuilder::finish_layer(std::vector<int> branches) {
   const bool kept = !last_layer_ || options_.has_head;
   hidden_ = kept ? writer_.saved("hidden_out", hidden_bytes_, Rebuild::kNever)
                  : writer_.unsaved("hidden_out", hidden_bytes_);
-  writer_.add({.kind = OpKind::kMlpBda, .reads = std::move(branches), .creates = {hidden_}});
+  MegatronStep sum = {.kind = OpKind::kMlpBda, .reads = std::move(branches), .creates = {hidden_}};
+  keep_mask(sum, "mlp_dropout.mask");
+  writer_.add(std::move(sum));
+}
+
+void MegatronBuilder::keep_mask(MegatronStep& sum, const std::string& name) {
+  if (!options_.transients || spec_.dropout <= 0) return;
+  const int mask = writer_.constant(name, sequence_bytes(spec_.hidden), Rebuild::kNever);
+  sum.creates.push_back(mask);
+  sum.bwd_saved.push_back(mask);
 }
 
 int MegatronBuilder::mlp(const Mlp& mlp) {
@@ -66,12 +75,15 @@ int MegatronBuilder::mlp(const Mlp& mlp) {
 
 void MegatronBuilder::keep_gate(MegatronStep& activation, const std::string& name,
                                 ByteFormula bytes) {
-  if (options_.activation_fused || !spec_.gated_mlp) return;
+  const bool gated = spec_.gated_mlp && !options_.activation_fused;
+  // Only the gated activation has a kernel that multiplies by the gate weights at once.
+  const bool weighted = !spec_.gated_mlp && options_.transients && activation.bwd_saved.size() > 1;
+  if (!gated && !weighted) return;
   const int gate = writer_.constant(name, bytes);
   activation.creates.push_back(gate);
+  activation.bwd_saved.push_back(gate);
   // The gradients of both factors, which are then put side by side.
   if (options_.transients) activation.bwd_scratch = {bytes, bytes};
-  activation.bwd_saved.push_back(gate);
 }
 
 void MegatronBuilder::dense_mlp() {

@@ -69,7 +69,7 @@ LayerKey layer_key(const Job& job, LayerKind kind) {
                  m.qk_rope_head_dim,
                  m.v_head_dim,
                  (m.gated_mlp ? 1 : 0) + (m.layer_norm ? 2 : 0) + (m.qk_norm ? 4 : 0) +
-                     (m.qk_norm_full_width ? 8 : 0),
+                     (m.qk_norm_full_width ? 8 : 0) + (m.dropout > 0 ? 16 : 0),
                  l.tp,
                  l.cp,
                  l.ep,
