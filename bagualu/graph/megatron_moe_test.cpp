@@ -312,7 +312,7 @@ TEST(NativeGraph, RefusesLatentAttention) {
     build_native_graph(preset("deepseek-v3"), {.seq = 16});
     ADD_FAILURE() << "accepted";
   } catch (const InvalidInput& error) {
-    EXPECT_EQ(error.field(), "kv_lora_rank");
+    EXPECT_EQ(error.found(), "latent attention (MLA)");
   }
 }
 

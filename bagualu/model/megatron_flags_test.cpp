@@ -204,8 +204,10 @@ class RandomJob {
       r.distribute_saved = job->layout.tp > 1 && !job->layout.sequence_parallel && chance(50);
       return;
     }
-    std::vector<std::string> modules = {"core_attn", "mlp"};
-    if (job->model.has_moe()) modules.insert(modules.end(), {"moe", "shared_experts"});
+    std::vector<std::string> modules = {"core_attn"};
+    if (job->model.moe_layers() < job->model.layers) modules.push_back("mlp");
+    if (job->model.has_moe()) modules.push_back("moe");
+    if (job->model.shared_ffn > 0) modules.push_back("shared_experts");
     if (job->model.has_mla()) modules.push_back("mla_up_proj");
     if (!job->fp8 || job->fp8_recipe != "delayed") {
       modules.push_back("layernorm");
@@ -224,7 +226,7 @@ class RandomJob {
     OffloadSettings& o = job->offload;
     if (chance(50)) return;
     std::vector<std::string> modules = {"attn_norm", "mlp_norm", "qkv_linear", "core_attn"};
-    if (!among(job->recompute.modules, "moe")) {
+    if (job->model.has_moe() && !among(job->recompute.modules, "moe")) {
       modules.insert(modules.end(), {"expert_fc1", "moe_act"});
     }
     o.modules = some_of(modules);
