@@ -18,7 +18,8 @@ constexpr std::array<const char*, kKinds> kKindNames = {
     "parameters", "gradients", "optimizer and other state", "activations", "transients"};
 constexpr int kCurvePoints = 33;
 constexpr size_t kShownTensors = 10;
-constexpr int64_t kDrawnPerRank = 4;  // micro-batches per pipeline rank in the drawing
+constexpr int64_t kLongNs = 5'000'000'000;  // shown in seconds
+constexpr int64_t kDrawnPerRank = 4;        // micro-batches per pipeline rank in the drawing
 
 std::vector<int64_t> bytes_by_kind(const RankMemory& memory) {
   std::vector<int64_t> bytes(kKinds);
@@ -128,6 +129,7 @@ class JobPage {
 
   void add_pictures() {
     const TimedOrder timed = timed_order(job_, report_.time, job_.microbatches);
+    page_.time_unit = timed.run.makespan_ns >= kLongNs ? "s" : "ms";
     for (const JobRank& rank : report_.ranks) add_series(rank, timed);
     const int64_t drawn = std::min(job_.microbatches, kDrawnPerRank * job_.layout.pp);
     if (drawn == job_.microbatches) {
@@ -141,11 +143,11 @@ class JobPage {
   }
 
   void add_series(const JobRank& rank, const TimedOrder& timed) {
-    constexpr double kNsPerMs = 1e6;
     const auto r = static_cast<size_t>(rank.pp_rank);
     const std::vector<JobMemoryPoint> points = memory_.over_time(rank.pp_rank, request_.loads);
     const bool has_times = points.size() == timed.order.ranks[r].size();
     if (!has_times) page_.time_unit = "passes";
+    const double unit_ns = timed.run.makespan_ns >= kLongNs ? 1e9 : 1e6;
     const std::vector<int64_t> kinds = bytes_by_kind(rank.loaded);
     PlanPageSeries series;
     series.name = fmt::format("rank {}: {}", rank.pp_rank, rank.content);
@@ -153,10 +155,10 @@ class JobPage {
       const JobMemoryPoint& point = points[i];
       PlanPagePoint drawn;
       drawn.label = pass_text(point.pass);
-      const bool timed_axis = has_times && page_.time_unit == "ms";
-      drawn.begin = timed_axis ? static_cast<double>(timed.run.start_ns[r][i]) / kNsPerMs
+      const bool timed_axis = has_times && page_.time_unit != "passes";
+      drawn.begin = timed_axis ? static_cast<double>(timed.run.start_ns[r][i]) / unit_ns
                                : static_cast<double>(i);
-      drawn.end = timed_axis ? static_cast<double>(timed.run.end_ns[r][i]) / kNsPerMs
+      drawn.end = timed_axis ? static_cast<double>(timed.run.end_ns[r][i]) / unit_ns
                              : static_cast<double>(i + 1);
       const int64_t saved = std::max<int64_t>(0, point.saved_bytes - rank.static_bytes);
       drawn.bytes = kinds;

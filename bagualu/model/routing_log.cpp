@@ -21,10 +21,8 @@ int form_of(const LogRow& row) {
   return 2 * identity + (row.rank != kNone && row.expert != kNone ? 1 : 0);
 }
 
-/// Experts of an expert trace stand for themselves.
-auto group_key(const LogRow& row) {
-  return std::tuple(row.step, row.layer, row.rank, row.rank == kNone ? row.expert : kNone);
-}
+/// Experts of an expert trace go together: they are written as one list.
+auto group_key(const LogRow& row) { return std::tie(row.step, row.layer, row.rank); }
 
 }  // namespace
 

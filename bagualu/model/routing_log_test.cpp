@@ -197,6 +197,13 @@ TEST(RoutingLog, ReadsCountsOfAllExpertsInOneRow) {
   EXPECT_THAT(columns.records, ElementsAre(at(3, -1, 2, 0, 5), at(3, -1, 2, 1, 6)));
 }
 
+TEST(RoutingLog, ExpertsOfAStepAreNumberedAllOrNone) {
+  // Found by fuzzing: expert 2 without a micro-batch made a second list of the same cell.
+  const RoutingTrace trace = read("step,microbatch,layer,expert,tokens\n0,0,1,1,4\n0,,1,2,5\n");
+  EXPECT_THAT(trace.records, ElementsAre(at(0, 0, 1, 1, 4)));
+  EXPECT_EQ(trace.left_out_count(LeftOutReason::kOtherForm), 1);
+}
+
 TEST(RoutingLog, ReadsJsonLinesOfItsOwnAndOfATrainingLog) {
   const RoutingTrace own = read(
       "{\"type\": \"routing_trace\", \"version\": 1, \"first_layer\": 1}\n"

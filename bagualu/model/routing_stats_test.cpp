@@ -113,6 +113,13 @@ TEST(RoutingStats, ACellWithoutAllItsRanksGivesNoFactor) {
   EXPECT_DOUBLE_EQ(known.iterations.p50, 1.5);
 }
 
+TEST(RoutingStats, RanksThatComeAndGoInsideAStepNeverPushTheFactorBelowOne) {
+  // Found by fuzzing. Rank 0 has 30 in the first micro-batch only, rank 1 has 40 in the second:
+  // the mean of the step is 35, not 30 + 40.
+  const RoutingStats stats = routing_stats(trace_of({{0, 0, 0, 0, 30}, {0, 1, 0, 1, 40}}));
+  EXPECT_DOUBLE_EQ(stats.iterations.largest, 40.0 / 35.0);
+}
+
 TEST(RoutingStats, ALostLineOfUnnumberedMicrobatchesTakesTheWholeStepAway) {
   // Rank 1 lost its first of two: its second now stands beside rank 0's first.
   RoutingTrace trace = trace_of({{0, 0, 0, 0, 10},
