@@ -3,9 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <regex>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include "bagualu/cli/command_line.h"
 
 namespace bagualu {
 namespace {
@@ -128,6 +133,31 @@ TEST(PlanPage, NamesRanksOverTheBudget) {
   EXPECT_NE(html.find("34.0 GiB (over)"), std::string::npos);
   EXPECT_EQ(html.find("30.0 GiB (over)"), std::string::npos);
   EXPECT_NE(html.find("budget 32.0 GiB"), std::string::npos);
+}
+
+TEST(PlanPage, IsWrittenByPlanForEveryOrder) {
+  const std::filesystem::path file =
+      std::filesystem::path(testing::TempDir()) / "plan_page_test.html";
+  for (const char* order : {"1f1b", "zb-h1", "zb-v", "dualpipe"}) {
+    std::filesystem::remove(file);
+    std::ostringstream out;
+    std::ostringstream err;
+    const std::string source = BAGUALU_SOURCE_DIR;
+    const int code = run({"plan", "--model", source + "/configs/models/mixtral-8x7b.json",
+                          "--system", source + "/configs/systems/h800.json", "--layout",
+                          "pp=4,ep=4,dp=4", "--seq", "512", "--micro-batches", "20", "--budget",
+                          "200GiB", "--pipeline", order, "--report", file.string()},
+                         {out, err});
+    ASSERT_EQ(code, kExitDone) << err.str();
+    std::ostringstream html;
+    html << std::ifstream(file).rdbuf();
+    EXPECT_EQ(fault_of(html.str()), "") << order;
+    for (const char* words : {"Memory over time", "rank 3", "Peak against imbalance",
+                              "drawn with 16 of 20 micro-batches", "budget 200.0 GiB"}) {
+      EXPECT_NE(html.str().find(words), std::string::npos) << order << ": " << words;
+    }
+  }
+  std::filesystem::remove(file);
 }
 
 TEST(PlanPage, FoldsFurtherRanksAway) {
