@@ -11,6 +11,7 @@
 #include "bagualu/model/megatron_args.h"
 #include "bagualu/model/routing_loads.h"
 #include "bagualu/model/routing_log.h"
+#include "bagualu/model/strategy.h"
 
 namespace bagualu {
 namespace {
@@ -193,6 +194,8 @@ void add_job_flags(CLI::App* app, JobFlags* flags) {
       "ranks: tp, cp, pp, vpp, ep, etp, dp (absent ones 1), sp=0 to keep sequences whole under tp");
   add("--megatron-args", &flags->megatron_args, "FILE",
       "read the job from Megatron's arguments: a launch script, YAML, JSON or a plain list");
+  add("--strategy", &flags->strategy, "FILE|NAME",
+      "read layout and settings from a strategy file or a name from configs/strategies");
   add("--vocab", &flags->vocab, "TOKENS",
       "vocabulary, where --megatron-args names only a tokenizer");
   add("--stages", &flags->stages, "Et*3|t*4|...",
@@ -244,8 +247,14 @@ JobPlanRequest job_request(const JobFlags& flags, const CommonPlanFlags& common,
         resolve_config(common.model, config_folders(tree, "models"), kWhere, "--model");
     ModelSpec model = model_from_file(path);
     if (model.name.empty()) model.name = path.stem().string();
-    job.model = std::move(model);
-    job.optimizer.distributed = true;
+    if (flags.strategy.empty()) {
+      job.model = std::move(model);
+      job.optimizer.distributed = true;
+    } else {
+      job = job_from_strategy_file(
+          resolve_config(flags.strategy, config_folders(tree, "strategies"), kWhere, "--strategy"),
+          model);
+    }
   }
   set_layout(flags, common, &job);
   set_batch(flags, common, &job);
