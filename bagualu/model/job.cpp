@@ -81,10 +81,11 @@ int64_t Job::rank_of_stage(int64_t stage) const {
 }
 
 std::vector<int64_t> Job::stages_of_rank(int64_t pp_rank) const {
+  const auto count = static_cast<int64_t>(stages.size());
+  if (is_v_shaped(pipeline)) return {pp_rank, 2 * layout.pp - 1 - pp_rank};
   std::vector<int64_t> held;
-  for (int64_t stage = 0; stage < static_cast<int64_t>(stages.size()); ++stage) {
-    if (rank_of_stage(stage) == pp_rank) held.push_back(stage);
-  }
+  held.reserve(static_cast<size_t>(count / layout.pp));
+  for (int64_t stage = pp_rank; stage < count; stage += layout.pp) held.push_back(stage);
   return held;
 }
 
@@ -298,7 +299,7 @@ std::vector<std::string> offload_modules_of(const ModelSpec& model) {
   std::vector<std::string> names = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
                                     "mlp_norm"};
   if (model.has_moe()) names.insert(names.end(), {"expert_fc1", "moe_act"});
-  names.emplace_back("all");
+  if (!model.has_moe()) names.emplace_back("all");
   return names;
 }
 

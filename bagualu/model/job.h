@@ -225,7 +225,7 @@ std::string stages_text(const std::vector<StageContent>& stages);
 int64_t count_stages(std::string_view text, const std::string& where, const std::string& field);
 
 /// What RecomputeSettings::modules and OffloadSettings::modules may name; offload also "all": every
-/// saved tensor, as Megatron-Kwai's ratio counts them.
+/// saved tensor, as Megatron-Kwai's ratio counts them (models without experts, as Megatron-Kwai).
 const std::vector<std::string>& recompute_module_names();
 const std::vector<std::string>& offload_module_names();
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "bagualu/model/job_static.h"
+#include "bagualu/model/parameters.h"
 #include "bagualu/provision/job_survival.h"
 #include "bagualu/schedule/job_memory.h"
 #include "bagualu/schedule/job_time.h"
@@ -28,6 +30,7 @@ class Searcher {
         space_(std::move(space)),
         loads_(loads),
         budget_bytes_(budget_bytes),
+        parameters_(model_parameters(base.model)),
         global_batch_(base.micro_batch_size * base.microbatches * base.layout.dp()) {
     if (space_.recompute.empty()) space_.recompute = default_recompute(base.model);
   }
@@ -118,6 +121,7 @@ class Searcher {
 
   void look_at(size_t recompute) {
     ++result_.configurations;
+    if (result_.fitting > 0 && !static_fits()) return;
     const JobMemory memory(job_, &cache_);
     SearchPoint point;
     point.layout = job_.layout;
@@ -142,6 +146,14 @@ class Searcher {
     point.tokens_per_s = time.tokens_per_s;
     point.mfu_fraction = time.mfu_fraction;
     points_.push_back(std::move(point));
+  }
+
+  /// What needs no layer to be sized: the model's state alone.
+  bool static_fits() const {
+    for (int64_t rank = 0; rank < job_.layout.pp; ++rank) {
+      if (job_static_bytes(job_, parameters_, rank) > budget_bytes_) return false;
+    }
+    return true;
   }
 
   /// Sorts, and finds survivable factors where they decide something: for the best that are shown
@@ -200,6 +212,7 @@ class Searcher {
   SearchSpace space_;
   const RoutedLoads& loads_;
   const int64_t budget_bytes_;
+  const ModelParameters parameters_;
   const int64_t global_batch_;
   LayerProfileCache cache_;
   SearchResult result_;

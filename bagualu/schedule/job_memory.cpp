@@ -12,6 +12,7 @@ namespace bagualu {
 
 struct LayerProfileCache::State {
   std::map<LayerKey, std::shared_ptr<const KindProfile>> kinds;
+  std::shared_ptr<OrderStore> orders = std::make_shared<OrderStore>();
 };
 LayerProfileCache::LayerProfileCache() : state_(std::make_unique<State>()) {}
 LayerProfileCache::~LayerProfileCache() = default;
@@ -113,6 +114,7 @@ JobMemory::State::State(const Job& made_for, LayerProfileCache* cache)
   kinds[2] = kind(LayerKind::kHead, cache);
   const auto& offloaded = job.offload.modules;
   offloads_all = std::find(offloaded.begin(), offloaded.end(), "all") != offloaded.end();
+  orders = cache == nullptr ? std::make_shared<OrderStore>() : cache->state_->orders;
   boundary_bytes = job.sequence_tokens() * job.model.hidden * job.element_bytes;
   embedding_gradient_bytes =
       job.padded_vocab() / job.layout.tp * job.model.hidden * job.element_bytes;
@@ -136,7 +138,9 @@ int64_t JobMemory::static_bytes(int64_t pp_rank) const {
 }
 
 int64_t JobMemory::peak_bytes(int64_t pp_rank, const RoutedLoads& loads) const {
-  return static_bytes(pp_rank) + state_->walk_rank(pp_rank, loads, nullptr).bytes;
+  const bool alike = loads.spikes.empty() && loads.by_microbatch.empty();
+  return static_bytes(pp_rank) + (alike ? state_->alike_peak(pp_rank, loads)
+                                        : state_->walk_rank(pp_rank, loads, nullptr).bytes);
 }
 
 int64_t JobMemory::layer_bytes(int64_t layer, double factor) const {

@@ -73,7 +73,7 @@ struct ActionValue {
 class LayerProfileCache;
 
 /// Memory of one job's pipeline ranks.
-/// Threads: const members may be called at once if no cache is shared.
+/// Threads: one at a time, also of jobs that share a cache.
 /// Cost: construction sizes each kind of layer once (tens of us each, none with a warm cache);
 /// peak_bytes() about 1 us.
 class JobMemory {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -11,6 +12,7 @@
 #include "bagualu/model/job_static.h"
 #include "bagualu/schedule/job_memory.h"
 #include "bagualu/schedule/layer_profile.h"
+#include "bagualu/schedule/rank_moments.h"
 
 namespace bagualu {
 
@@ -64,6 +66,21 @@ struct RankPeak {
   std::vector<PipelinePass> resident;  ///< forwards whose bytes are held, the pass's own included
 };
 
+/// Orders of passes by shape, each made once.
+class OrderStore {
+ public:
+  /// The reference is good as long as the store.
+  const PipelineOrder& of(PipelineKind kind, int pp, int chunks, int microbatches);
+  /// rank_moments() of every rank.
+  const std::vector<std::vector<RankMoment>>& moments(PipelineKind kind, int pp, int chunks,
+                                                      int microbatches);
+
+ private:
+  using Shape = std::tuple<PipelineKind, int, int, int>;
+  std::map<Shape, PipelineOrder> orders_;
+  std::map<Shape, std::vector<std::vector<RankMoment>>> moments_;
+};
+
 struct JobMemory::State {
   State(const Job& made_for, LayerProfileCache* cache);
 
@@ -79,13 +96,19 @@ struct JobMemory::State {
   StageBytes full_recompute_bytes(int64_t stage, const RoutedLoads& loads,
                                   int64_t microbatch) const;
   /// Passes of the rank in order. `microbatches`: of the step, or fewer where all are alike.
-  std::vector<PipelinePass> passes(int64_t pp_rank, int64_t microbatches) const;
+  const std::vector<PipelinePass>& passes(int64_t pp_rank, int64_t microbatches) const;
   RankPeak walk_rank(int64_t pp_rank, const RoutedLoads& loads, std::vector<JobMemoryPoint>* points,
                      bool with_resident = false) const;
+
+  /// Boundary tensors that are alive beside a pass.
+  int64_t held_bytes(const PipelinePass& pass, bool backward_seen) const;
+  /// walk_rank().bytes if every micro-batch is alike, without the walk.
+  int64_t alike_peak(int64_t pp_rank, const RoutedLoads& loads) const;
 
   Job job;
   ModelParameters parameters;
   std::array<std::shared_ptr<const KindProfile>, 3> kinds;
+  std::shared_ptr<OrderStore> orders;    ///< shared with other jobs through a cache
   bool offloads_all = false;             ///< Megatron-Kwai's rule: a fraction of all saved bytes
   int64_t boundary_bytes = 0;            ///< a micro-batch's tensor between two stages
   int64_t embedding_gradient_bytes = 0;  ///< of the whole matrix, before it is added

@@ -177,50 +177,26 @@ StageBytes JobMemory::State::full_recompute_bytes(int64_t stage, const RoutedLoa
   return sum;
 }
 
-namespace {
-
-std::vector<PipelinePass> one_f_one_b_passes(int pp, int rank, int64_t microbatches) {
-  std::vector<PipelinePass> passes;
-  const auto m = static_cast<int>(microbatches);
-  const int ahead = std::min(pp - 1 - rank, m);
-  int backward = 0;
-  for (int i = 0; i < m; ++i) {
-    passes.push_back({rank, PassKind::kForward, i});
-    if (i >= ahead) passes.push_back({rank, PassKind::kBackward, backward++});
-  }
-  while (backward < m) passes.push_back({rank, PassKind::kBackward, backward++});
-  return passes;
+const PipelineOrder& OrderStore::of(PipelineKind kind, int pp, int chunks, int microbatches) {
+  PipelineOrder& order = orders_[{kind, pp, chunks, microbatches}];
+  if (order.ranks.empty()) order = make_order(kind, pp, chunks, microbatches);
+  return order;
 }
 
-std::vector<PipelinePass> interleaved_passes(int pp, int chunks, int rank, int64_t microbatches) {
-  std::vector<PipelinePass> passes;
-  const auto total = static_cast<int>(microbatches) * chunks;
-  const int ahead = std::min(2 * (pp - 1 - rank) + (chunks - 1) * pp, total);
-  const auto pass = [&](int k, PassKind kind) {
-    const int chunk = k / pp % chunks;
-    const int from_end = kind == PassKind::kForward ? chunk : chunks - 1 - chunk;
-    return PipelinePass{from_end * pp + rank, kind, k / (pp * chunks) * pp + k % pp};
-  };
-  int backward = 0;
-  for (int k = 0; k < total; ++k) {
-    passes.push_back(pass(k, PassKind::kForward));
-    if (k >= ahead) passes.push_back(pass(backward++, PassKind::kBackward));
-  }
-  while (backward < total) passes.push_back(pass(backward++, PassKind::kBackward));
-  return passes;
+const std::vector<std::vector<RankMoment>>& OrderStore::moments(PipelineKind kind, int pp,
+                                                                int chunks, int microbatches) {
+  auto& moments = moments_[{kind, pp, chunks, microbatches}];
+  if (!moments.empty()) return moments;
+  const PipelineOrder& order = of(kind, pp, chunks, microbatches);
+  for (const auto& passes : order.ranks) moments.push_back(rank_moments(passes, order.stages));
+  return moments;
 }
 
-}  // namespace
-
-std::vector<PipelinePass> JobMemory::State::passes(int64_t pp_rank, int64_t microbatches) const {
-  const auto pp = static_cast<int>(job.layout.pp);
-  const auto rank = static_cast<int>(pp_rank);
-  const auto chunks = static_cast<int>(job.stages_per_rank());
-  if (job.pipeline == PipelineKind::k1F1B) return one_f_one_b_passes(pp, rank, microbatches);
-  if (job.pipeline == PipelineKind::kInterleaved && microbatches % pp == 0) {
-    return interleaved_passes(pp, chunks, rank, microbatches);
-  }
-  const PipelineOrder order = make_order(job.pipeline, pp, chunks, static_cast<int>(microbatches));
+const std::vector<PipelinePass>& JobMemory::State::passes(int64_t pp_rank,
+                                                          int64_t microbatches) const {
+  const PipelineOrder& order =
+      orders->of(job.pipeline, static_cast<int>(job.layout.pp),
+                 static_cast<int>(job.stages_per_rank()), static_cast<int>(microbatches));
   return order.ranks[static_cast<size_t>(pp_rank)];
 }
 
@@ -234,6 +210,22 @@ int64_t enough_microbatches(const Job& job) {
 }
 
 }  // namespace
+
+// The gradient sent by the backward before, and with a successor the one it had received, stay in
+// the schedule's variables until the next backward replaces them. Sends beside compute: the next
+// pass's tensor is there already, from both sides.
+int64_t JobMemory::State::held_bytes(const PipelinePass& pass, bool backward_seen) const {
+  if (job.layout.pp == 1) return 0;
+  const auto last_stage = static_cast<int>(job.stages.size()) - 1;
+  const bool forward = pass.kind == PassKind::kForward;
+  int64_t held = 0;
+  if (backward_seen) {
+    held = (pass.stage > 0 ? boundary_bytes : 0) +
+           (forward && pass.stage < last_stage ? boundary_bytes : 0);
+  }
+  const bool receives_early = job.pipeline == PipelineKind::kInterleaved && job.overlap.p2p;
+  return held + (receives_early ? 2 * boundary_bytes : 0);
+}
 
 RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
                                      std::vector<JobMemoryPoint>* points,
@@ -253,14 +245,11 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
     }
     return of_stage[s];
   };
-  const auto last_stage = static_cast<int>(job.stages.size()) - 1;
   RankPeak peak;
   int64_t saved = 0;
   int64_t in_flight = 0;
   bool backward_seen = false;
   int64_t buffers = 0;  // two, into which reloaded bytes come, in turn
-  const bool receives_early =
-      job.layout.pp > 1 && job.pipeline == PipelineKind::kInterleaved && job.overlap.p2p;
   int64_t copying = 0;  // of the last forward, to the host, until the next forward has run
   for (const int64_t stage : offloads_all ? stages_held(job, pp_rank) : std::vector<int64_t>()) {
     buffers = std::max(buffers, 2 * bytes_of({static_cast<int>(stage)}).moved);
@@ -269,16 +258,7 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
   for (const PipelinePass& pass : passes(pp_rank, microbatches)) {
     const StageBytes bytes = bytes_of(pass);
     const bool forward = pass.kind == PassKind::kForward;
-    // The gradient sent by the backward before, and with a successor the one it had received, stay
-    // in the schedule's variables until the next backward replaces them.
-    int64_t held = 0;
-    if (job.layout.pp > 1 && backward_seen) {
-      held = (pass.stage > 0 ? boundary_bytes : 0) +
-             (forward && pass.stage < last_stage ? boundary_bytes : 0);
-    }
-    // Sends beside compute: the next pass's tensor is there already, from both sides.
-    if (receives_early) held += 2 * boundary_bytes;
-    held += bytes.cut;
+    const int64_t held = held_bytes(pass, backward_seen) + bytes.cut;
     const int64_t before = saved;
     const int64_t high =
         pass.kind == PassKind::kWeightGrad
@@ -307,6 +287,39 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
       });
     }
     backward_seen = backward_seen || !forward;
+  }
+  return peak;
+}
+
+int64_t JobMemory::State::alike_peak(int64_t pp_rank, const RoutedLoads& loads) const {
+  const std::vector<int64_t> held_stages = stages_held(job, pp_rank);
+  std::vector<StageBytes> of_stage;
+  int64_t buffers = 0;
+  for (const int64_t stage : held_stages) {
+    of_stage.push_back(stage_bytes(stage, loads, 0));
+    if (offloads_all) buffers = std::max(buffers, 2 * of_stage.back().moved);
+  }
+  const auto bytes_of = [&](int stage) -> const StageBytes& {
+    const auto at = std::find(held_stages.begin(), held_stages.end(), stage);
+    return of_stage[static_cast<size_t>(at - held_stages.begin())];
+  };
+  int64_t peak = 0;
+  for (const RankMoment& moment : orders->moments(
+           job.pipeline, static_cast<int>(job.layout.pp), static_cast<int>(job.stages_per_rank()),
+           static_cast<int>(enough_microbatches(job)))[static_cast<size_t>(pp_rank)]) {
+    const bool forward = moment.pass.kind == PassKind::kForward;
+    int64_t saved = buffers;
+    for (size_t s = 0; s < held_stages.size(); ++s) {
+      const int64_t resident = moment.resident[static_cast<size_t>(held_stages[s])];
+      saved += resident * (of_stage[s].saved - of_stage[s].moved + of_stage[s].slack);
+    }
+    if (moment.last_forward >= 0) {
+      const StageBytes& last = bytes_of(moment.last_forward);
+      saved += last.moved - last.slack;
+    }
+    const StageBytes& bytes = bytes_of(moment.pass.stage);
+    peak = std::max(peak, held_bytes(moment.pass, moment.backward_seen) + bytes.cut + saved +
+                              (forward ? bytes.forward : bytes.backward - bytes.saved));
   }
   return peak;
 }
