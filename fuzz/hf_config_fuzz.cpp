@@ -11,17 +11,32 @@
 #include "bagualu/model/model_spec.h"
 #include "bagualu/model/parameters.h"
 
+namespace bagualu {
+namespace {
+
+void read_and_use(std::string_view text) {
+  const Json object = parse_json_object(text, "config.json");
+  ModelSpec spec;
+  if (object.contains("model_type")) {
+    spec = read_hf_config(object, "config.json").spec;
+  } else {
+    spec = model_from_json(object, "config.json");
+  }
+  BGL_CHECK(total_parameters(spec) >= active_parameters(spec) && mtp_parameters(spec) >= 0);
+  BGL_CHECK(model_from_json(to_json(spec), "written") == spec);
+  // What training takes is planned as the same model.
+  if (object.contains("model_type")) {
+    BGL_CHECK(model_from_hf_config(object, "config.json") == spec);
+  }
+}
+
+}  // namespace
+}  // namespace bagualu
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace bagualu;  // NOLINT: one function
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
-    const Json object = parse_json_object(text, "config.json");
-    const ModelSpec spec = object.contains("model_type")
-                               ? read_hf_config(object, "config.json").spec
-                               : model_from_json(object, "config.json");
-    BGL_CHECK(total_parameters(spec) >= active_parameters(spec) && mtp_parameters(spec) >= 0);
-    BGL_CHECK(model_from_json(to_json(spec), "written") == spec);
-  } catch (const InvalidInput& error) {
+    bagualu::read_and_use({reinterpret_cast<const char*>(data), size});
+  } catch (const bagualu::InvalidInput& error) {
     BGL_CHECK(error.where().starts_with("config.json") && !error.field().empty(), error.what());
   }
   return 0;

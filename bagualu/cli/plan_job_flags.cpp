@@ -8,6 +8,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/cli/flags.h"
+#include "bagualu/model/hf_config.h"
 #include "bagualu/model/megatron_args.h"
 #include "bagualu/model/routing_loads.h"
 #include "bagualu/model/routing_log.h"
@@ -245,15 +246,16 @@ JobPlanRequest job_request(const JobFlags& flags, const CommonPlanFlags& common,
     refuse(common.model.empty(), "--model", "nothing", "a file or a name");
     const std::filesystem::path path =
         resolve_config(common.model, config_folders(tree, "models"), kWhere, "--model");
-    ModelSpec model = model_from_file(path);
-    if (model.name.empty()) model.name = path.stem().string();
+    ReadModel read = read_model_file(path);
+    if (read.spec.name.empty()) read.spec.name = path.stem().string();
+    request.ignored = std::move(read.ignored);
     if (flags.strategy.empty()) {
-      job.model = std::move(model);
+      job.model = std::move(read.spec);
       job.optimizer.distributed = true;
     } else {
       job = job_from_strategy_file(
           resolve_config(flags.strategy, config_folders(tree, "strategies"), kWhere, "--strategy"),
-          model);
+          read.spec);
     }
   }
   set_layout(flags, common, &job);
