@@ -38,6 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bagualu::read_and_use({reinterpret_cast<const char*>(data), size});
   } catch (const bagualu::InvalidInput& error) {
     BGL_CHECK(error.where().starts_with("config.json") && !error.field().empty(), error.what());
+    BGL_CHECK(std::string_view(error.what()).find('\n') == std::string_view::npos, error.what());
   }
   return 0;
 }

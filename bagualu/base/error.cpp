@@ -3,10 +3,27 @@
 #include <utility>
 
 namespace bagualu {
+namespace {
+
+/// Keys and values of a file may hold line breaks; a complaint is one line all the same.
+std::string one_line(const std::string& text) {
+  std::string line;
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
+}  // namespace
 
 InvalidInput::InvalidInput(std::string where, std::string field, std::string found,
                            std::string allowed)
-    : std::runtime_error(where + ": " + field + ": found " + found + "; allowed " + allowed),
+    : std::runtime_error(
+          one_line(where + ": " + field + ": found " + found + "; allowed " + allowed)),
       where_(std::move(where)),
       field_(std::move(field)),
       found_(std::move(found)),

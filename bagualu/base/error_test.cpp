@@ -16,6 +16,11 @@ TEST(InvalidInput, SaysWhereWhatAndAllowed) {
   EXPECT_EQ(error.allowed(), "a positive number");
 }
 
+TEST(InvalidInput, IsOneLineWhateverTheFileHolds) {
+  const InvalidInput error("run.json", "a\nb", "x\ty", "text");
+  EXPECT_STREQ(error.what(), "run.json: a\\x0ab: found x\\x09y; allowed text");
+}
+
 TEST(Check, PassesWithoutEvaluatingTheValues) {
   int evaluated = 0;
   BGL_CHECK(true, ++evaluated);

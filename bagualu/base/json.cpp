@@ -26,6 +26,9 @@ std::string shown(const Json& value) {
   return text;
 }
 
+/// A key in a message; the empty one is a key too.
+std::string named(const std::string& key) { return key.empty() ? "\"\"" : key; }
+
 /// "line 3, column 7" of a byte position (1-based, as the parser counts).
 std::string place_of(std::string_view text, size_t byte) {
   const size_t end = std::min(byte == 0 ? 0 : byte - 1, text.size());
@@ -82,7 +85,7 @@ Json parse_json_object(std::string_view text, const std::string& where) {
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && repeated.empty()) {
       const auto key = parsed.get<std::string>();
-      if (!keys.back().insert(key).second) repeated = key;
+      if (!keys.back().insert(key).second) repeated = named(key);
     }
     return true;
   };
@@ -210,7 +213,7 @@ void JsonReader::finish() const {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
     const std::string nearest = nearest_name(key, known_);
     const std::string hint = known_.empty() ? "" : ", nearest is \"" + nearest + "\"";
-    throw InvalidInput(where_, key, "an unknown key", "known keys only" + hint);
+    throw InvalidInput(where_, named(key), "an unknown key", "known keys only" + hint);
   }
 }
 

@@ -41,6 +41,8 @@ TEST(ParseJsonObject, RefusesBadText) {
       {"{\"a\": 1} x", "line 1, column 10"},
       {"{\"a\": 1e999}", "content"},
       {"{\"a\": 1, \"b\": {\"a\": 1}, \"a\": 2}", "a"},
+      {"{\"\": 1, \"\": 2}", "\"\""},
+      {"{\"a\": " + std::string(1000, '[') + std::string(1000, ']') + "}", "content"},
       {"{\"a\": \"\xff\"}", "line 1, column 8"},
   };
   for (const auto& [text, field] : cases) {
@@ -139,6 +141,11 @@ TEST(JsonReader, NamesTheNearestKnownKeyOfATypingMistake) {
   const InvalidInput error = refusal_of([&] { reader.finish(); });
   EXPECT_EQ(error.field(), "hiden");
   EXPECT_NE(error.allowed().find("\"hidden\""), std::string::npos) << error.what();
+}
+
+TEST(JsonReader, NamesAnEmptyKey) {
+  const Json object = parse_json_object(R"({"": 1})", "text");
+  EXPECT_EQ(refusal_of([&] { JsonReader(object, "text").finish(); }).field(), "\"\"");
 }
 
 TEST(JsonReader, CutsLongValuesInMessages) {
