@@ -151,44 +151,68 @@ double JobCost::wire_bytes_per_ns(const JobOp& op) const {
   }
 }
 
+namespace {
+
+/// The class' efficiency and, if the machine has one, its table of measured times.
+struct ClassRate {
+  double efficiency_fraction = 1;
+  const std::vector<MeasuredOperator>* table = nullptr;
+};
+
+ClassRate rate_of(JobOpClass kind, bool backward, const SystemSpec& s) {
+  const MeasuredOperators& m = s.measured_operators;
+  switch (kind) {
+    case JobOpClass::kAttention:
+      return backward ? ClassRate{s.attention_backward_efficiency_fraction, &m.attention_backward}
+                      : ClassRate{s.attention_forward_efficiency_fraction, &m.attention_forward};
+    case JobOpClass::kGroupedGemm:
+      return {s.grouped_gemm_efficiency_fraction, &m.grouped_gemm};
+    case JobOpClass::kGemm:
+      return {s.gemm_efficiency_fraction, &m.gemm};
+    default:
+      return {1, &m.memory};
+  }
+}
+
+/// Share of full rounds of the GEMM of a pass; 1 for what is none.
+double rounds_of(const JobOp& op, const JobWork& work, int64_t units) {
+  if (op.rows <= 0) return 1;
+  if (&work == &op.forward) return full_rounds_fraction(op.rows, op.out, op.copies, units);
+  if (&work == &op.input_gradient) return full_rounds_fraction(op.rows, op.in, op.copies, units);
+  return full_rounds_fraction(op.in * op.copies, op.out, op.copies, units);
+}
+
+}  // namespace
+
+double JobCost::busy_ns(const JobOp& op, const JobWork& work, bool backward) const {
+  if (work.flops == 0 && work.memory_bytes == 0) return 0;
+  const ClassRate rate = rate_of(op.kind, backward, system_);
+  const double of_class = work.flops > 0 ? work.flops : work.memory_bytes;
+  if (!rate.table->empty()) return measured_ns(*rate.table, of_class);
+  const double launch = static_cast<double>(op.kernels * system_.launch_ns);
+  const double traffic = work.memory_bytes / memory_bytes_per_ns_;
+  if (work.flops == 0) return launch + traffic;
+  const double arithmetic = work.flops / (peak_flops_per_ns_ * rate.efficiency_fraction *
+                                          rounds_of(op, work, system_.compute_units));
+  return launch + std::max(traffic, arithmetic + kShownTrafficFraction * traffic);
+}
+
+double JobCost::exposed_ns(const JobOp& op, const JobWork& work, double busy_ns) const {
+  if (work.collectives == 0) return 0;
+  const double latency = static_cast<double>(work.collectives * system_.collective_latency_ns);
+  const double rate = wire_bytes_per_ns(op);
+  const double hidden_ns = work.hidden_wire_bytes / rate;
+  const double beside = system_.comm_overlap_fraction * std::min(hidden_ns, busy_ns);
+  return latency + work.wire_bytes / rate + hidden_ns - beside;
+}
+
 void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) const {
-  const auto efficiency = [&](bool backward) {
-    switch (op.kind) {
-      case JobOpClass::kAttention:
-        return backward ? system_.attention_backward_efficiency_fraction
-                        : system_.attention_forward_efficiency_fraction;
-      case JobOpClass::kGroupedGemm:
-        return system_.grouped_gemm_efficiency_fraction;
-      default:
-        return system_.gemm_efficiency_fraction;
-    }
-  };
-  const double wire_rate = wire_bytes_per_ns(op);
-  const auto busy = [&](const JobWork& work, bool backward, double rows, double columns,
-                        double copies) {
-    if (work.flops == 0 && work.memory_bytes == 0) return 0.0;
-    const double launch = static_cast<double>(op.kernels * system_.launch_ns);
-    const double traffic = work.memory_bytes / memory_bytes_per_ns_;
-    if (work.flops == 0) return launch + traffic;
-    const double rate = peak_flops_per_ns_ * efficiency(backward) *
-                        full_rounds_fraction(rows, columns, copies, system_.compute_units);
-    const double arithmetic = work.flops / rate;
-    return launch + std::max(traffic, arithmetic + kShownTrafficFraction * traffic);
-  };
-  const auto exposed = [&](const JobWork& work, double busy_ns) {
-    if (work.collectives == 0) return 0.0;
-    const double latency = static_cast<double>(work.collectives * system_.collective_latency_ns);
-    const double hidden_ns = work.hidden_wire_bytes / wire_rate;
-    const double beside = system_.comm_overlap_fraction * std::min(hidden_ns, busy_ns);
-    return latency + work.wire_bytes / wire_rate + hidden_ns - beside;
-  };
-  const double forward = busy(op.forward, false, op.rows, op.out, op.copies);
-  const double input = busy(op.input_gradient, true, op.rows, op.in, op.copies);
-  const double weight =
-      busy(op.weight_gradient, true, op.rows > 0 ? op.in * op.copies : 0, op.out, op.copies);
-  const double forward_wait = exposed(op.forward, forward);
-  const double input_wait = exposed(op.input_gradient, input);
-  const double weight_wait = exposed(op.weight_gradient, weight);
+  const double forward = busy_ns(op, op.forward, false);
+  const double input = busy_ns(op, op.input_gradient, true);
+  const double weight = busy_ns(op, op.weight_gradient, true);
+  const double forward_wait = exposed_ns(op, op.forward, forward);
+  const double input_wait = exposed_ns(op, op.input_gradient, input);
+  const double weight_wait = exposed_ns(op, op.weight_gradient, weight);
   part.forward_ns += forward + forward_wait;
   part.input_gradient_ns += input + input_wait;
   part.weight_gradient_ns += weight + weight_wait;

@@ -70,6 +70,8 @@ class JobCost {
   const PartTimes& layer_of(JobLayerKind kind, bool mtp, double factor);
   PartTimes price(const JobOpList& ops) const;
   double wire_bytes_per_ns(const JobOp& op) const;
+  double busy_ns(const JobOp& op, const JobWork& work, bool backward) const;
+  double exposed_ns(const JobOp& op, const JobWork& work, double busy_ns) const;
   void add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) const;
 
   const Job& job_;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "bagualu/base/error.h"
 #include "bagualu/cost/job_ops.h"
 
 namespace bagualu {
@@ -147,6 +148,26 @@ TEST(JobCost, GemmTakesItsArithmeticAndHalfItsTraffic) {
   // + 1024 * 1024 + 128 * 1024) = 2,621,440 = 26,214 ns, half shown. Norm: 2 passes over 262,144
   // bytes = 5,243 ns. Loss: 34 bytes per logit = 356,516 ns.
   EXPECT_NEAR(cost.head().forward_ns, 268435.5 + 13107.2 + 5242.9 + 356515.8, 1);
+}
+
+TEST(JobCost, TakesMeasuredOperatorsWhereTheSystemHasThem) {
+  Job job = dense_job();
+  SystemSpec system = round_system();
+  // 1 ns per 1,000 flops at 1e8, 2 ns per 1,000 at 1e10.
+  system.measured_operators = measured_operators_from_json(
+      parse_json_object(R"({"gemm": [[1e8, 1e5], [1e10, 2e7]]})", "table"), "table");
+  EXPECT_DOUBLE_EQ(measured_ns(system.measured_operators.gemm, 1e7), 1e4);
+  EXPECT_DOUBLE_EQ(measured_ns(system.measured_operators.gemm, 1e9), 1.5e6);
+  EXPECT_DOUBLE_EQ(measured_ns(system.measured_operators.gemm, 2e10), 4e7);
+  JobCost cost(job, system);
+  const double products = measured_ns(system.measured_operators.gemm, 2.0 * 1024 * 128 * 1024);
+  EXPECT_NEAR(cost.head().forward_ns, products + 5242.9 + 356515.8, 1);
+  EXPECT_EQ(to_json(system.measured_operators)["gemm"].size(), 2u);
+  for (const char* bad :
+       {R"({"gem": []})", R"({"gemm": [[2, 1], [1, 1]]})", R"({"gemm": [[1]]})"}) {
+    EXPECT_THROW(measured_operators_from_json(parse_json_object(bad, "table"), "table"),
+                 InvalidInput);
+  }
 }
 
 TEST(JobCost, HidesCollectivesBesideComputeOnlyIfTheFrameworkIsTold) {

@@ -59,6 +59,10 @@ void read_job_rates(JsonReader& reader, SystemSpec& system) {
       reader.number_or("comm_overlap_fraction", s.comm_overlap_fraction, 0.0, 1.0);
   s.step_overhead_ns =
       reader.int64_or("step_overhead_ns", s.step_overhead_ns, 0, 60 * kLargestLaunchNs);
+  if (reader.has("measured_operators")) {
+    s.measured_operators = measured_operators_from_json(reader.object("measured_operators"),
+                                                        reader.where() + ".measured_operators");
+  }
 }
 
 }  // namespace
@@ -128,7 +132,8 @@ Json to_json(const SystemSpec& s) {
           {"collective_efficiency_fraction", s.collective_efficiency_fraction},
           {"collective_latency_ns", s.collective_latency_ns},
           {"comm_overlap_fraction", s.comm_overlap_fraction},
-          {"step_overhead_ns", s.step_overhead_ns}};
+          {"step_overhead_ns", s.step_overhead_ns},
+          {"measured_operators", to_json(s.measured_operators)}};
 }
 
 }  // namespace bagualu

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bagualu/base/json.h"
+#include "bagualu/cost/measured_operators.h"
 #include "bagualu/model/layout.h"
 
 namespace bagualu {
@@ -51,6 +52,8 @@ struct SystemSpec {
   /// hidden; 1: all of it.
   double comm_overlap_fraction = 0.8;
   int64_t step_overhead_ns = 0;  ///< fixed time of one step: data, logging, synchronisation
+  /// In place of the efficiencies of the classes that it has.
+  MeasuredOperators measured_operators;
 
   double flops_per_s(Dtype dtype) const {
     return dtype == Dtype::kBf16 ? bf16_flops_per_s : fp32_flops_per_s;
