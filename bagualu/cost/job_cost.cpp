@@ -75,14 +75,25 @@ double ring_rate(int64_t size, int64_t stride, const SystemSpec& system) {
 }
 
 /// Rate at which a rank's rows for other ranks leave, the node's link and the network working side
-/// by side.
-double exchange_rate(int64_t size, int64_t stride, const SystemSpec& system) {
+/// by side; `far_share`: copies that cross the network over those for ranks of other nodes.
+double exchange_rate(int64_t size, int64_t stride, double far_share, const SystemSpec& system) {
   const int64_t in_node = std::clamp<int64_t>(system.node_size / stride, 1, size);
   const double others = static_cast<double>(size - 1);
   if (others == 0 || in_node == size) return system.node_link_bytes_per_s;
   const double near = static_cast<double>(in_node - 1) / others;
-  const double far = 1 - near;
+  const double far = (1 - near) * far_share;
   return 1 / std::max(near / system.node_link_bytes_per_s, far / system.link_bytes_per_s);
+}
+
+/// DeepEP (the flex dispatcher) sends a token once to a node, however many of its top_k experts are
+/// there: of n nodes, each chosen alike, n (1 - (1 - 1/n)^k) are hit.
+double far_share(const Job& job, const SystemSpec& system) {
+  if (job.moe.dispatcher != "flex") return 1;
+  const double nodes =
+      static_cast<double>(job.layout.ep * job.layout.etp) / static_cast<double>(system.node_size);
+  if (nodes <= 1) return 1;
+  const double top_k = static_cast<double>(job.model.top_k);
+  return nodes * (1 - std::pow(1 - 1 / nodes, top_k)) / top_k;
 }
 
 }  // namespace
@@ -112,14 +123,15 @@ bool offloads(const OffloadSettings& settings, std::string_view op) {
   return names(settings.modules, op);
 }
 
-JobLinks job_links(const JobLayout& l, const SystemSpec& system) {
+JobLinks job_links(const Job& job, const SystemSpec& system) {
+  const JobLayout& l = job.layout;
   const double e = system.collective_efficiency_fraction;
   const int64_t stage_ranks = l.world_size / l.pp;
   JobLinks links;
   links.tp_bytes_per_s = e * ring_rate(l.tp, 1, system);
   links.etp_bytes_per_s = e * ring_rate(l.etp, 1, system);
   links.cp_bytes_per_s = e * ring_rate(l.cp, l.tp, system);
-  links.ep_bytes_per_s = e * exchange_rate(l.ep, l.etp, system);
+  links.ep_bytes_per_s = e * exchange_rate(l.ep, l.etp, far_share(job, system), system);
   links.dp_bytes_per_s = e * ring_rate(l.dp() * l.cp, l.tp, system);
   links.expert_dp_bytes_per_s = e * ring_rate(l.expert_dp(), l.ep * l.etp, system);
   links.pp_bytes_per_s =
@@ -130,7 +142,7 @@ JobLinks job_links(const JobLayout& l, const SystemSpec& system) {
 }
 
 JobCost::JobCost(const Job& job, const SystemSpec& system)
-    : job_(job), system_(system), links_(job_links(job.layout, system)) {
+    : job_(job), system_(system), links_(job_links(job, system)) {
   peak_flops_per_ns_ = (job.fp8                  ? system.fp8_flops_per_s
                         : job.element_bytes == 4 ? system.fp32_flops_per_s
                                                  : system.bf16_flops_per_s) /

@@ -39,7 +39,7 @@ struct JobLinks {
   double ep_bytes_per_s = 0;  ///< of the bytes an all-to-all sends to other ranks
   double dp_bytes_per_s = 0, expert_dp_bytes_per_s = 0;  ///< of ring collectives
 };
-JobLinks job_links(const JobLayout& layout, const SystemSpec& system);
+JobLinks job_links(const Job& job, const SystemSpec& system);
 
 /// Prices the parts of one job on one machine.
 /// Cost:    about a microsecond per part; MoE layers are priced per distinct load.

@@ -125,19 +125,39 @@ TEST(JobOps, CapacityBoundsAndPaddingFixesTheLoad) {
   EXPECT_DOUBLE_EQ(effective_factor(job, 0.5), 1.25);
 }
 
+TEST(JobOps, ModelFlopsAreThoseOfTheTokensWhereverTheyGo) {
+  Job job = moe_job(4);
+  const double calm = model_flops(layer_ops(job, {.moe = true}, 1));
+  EXPECT_DOUBLE_EQ(model_flops(layer_ops(job, {.moe = true}, 2.5)), calm);
+  job.moe.capacity_factor = 1.5;
+  job.moe.pad_to_capacity = true;
+  EXPECT_DOUBLE_EQ(model_flops(layer_ops(job, {.moe = true}, 1)), calm);
+}
+
+TEST(JobOps, AllGatherDispatcherSendsEveryTokenToAllRanks) {
+  Job job = moe_job(4);
+  job.moe.dispatcher = "allgather";
+  // 1,024 tokens of each of three other ranks, 256 bytes each.
+  const JobOpList ops = layer_ops(job, {.moe = true}, 1);
+  EXPECT_DOUBLE_EQ(op_named(ops, "dispatch").forward.wire_bytes, 3 * 1024 * 256);
+}
+
 TEST(JobLinks, GroupsInsideANodeUseItsLinkAndOthersEveryRanksPort) {
-  SystemSpec system = round_system();
-  JobLayout layout;
-  layout.tp = 4;
-  layout.pp = 2;
-  layout.world_size = 64;  // dp 8, nodes of 8: two data-parallel ranks of a group in each
-  const JobLinks links = job_links(layout, system);
+  const SystemSpec system = round_system();
+  Job job = dense_job();
+  job.layout.tp = 4;
+  job.layout.pp = 2;
+  job.layout.world_size = 64;  // dp 8, nodes of 8: two data-parallel ranks of a group in each
+  const JobLinks links = job_links(job, system);
   EXPECT_DOUBLE_EQ(links.tp_bytes_per_s, 1e10);
   EXPECT_DOUBLE_EQ(links.dp_bytes_per_s, 2e9);
   EXPECT_DOUBLE_EQ(links.pp_bytes_per_s, 1e9);
-  layout = {.world_size = 16, .ep = 16};
+  job = moe_job(16);
   // 8 of the 15 other ranks are outside, over one port each way: 15 / 8 of its rate.
-  EXPECT_NEAR(job_links(layout, system).ep_bytes_per_s, 15.0 / 8 * 1e9, 1);
+  EXPECT_NEAR(job_links(job, system).ep_bytes_per_s, 15.0 / 8 * 1e9, 1);
+  // Two nodes, two experts of a token: 2 (1 - 1/4) = 1.5 nodes are hit, 3/4 of the copies cross.
+  job.moe.dispatcher = "flex";
+  EXPECT_NEAR(job_links(job, system).ep_bytes_per_s, 15.0 / 8 * 1e9 / 0.75, 1);
 }
 
 TEST(JobCost, GemmTakesItsArithmeticAndHalfItsTraffic) {

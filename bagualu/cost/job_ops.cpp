@@ -313,11 +313,11 @@ void OpWriter::experts(double rows) {
   const double row_bytes = hidden_ * element_;
   const double own_rows = rows / etp;  // before those of the etp group are gathered
   const double source = split_tokens_ * row_bytes;
+  // Rows for other ranks, or every rank's tokens to all.
+  const double sent =
+      job_.moe.dispatcher == "allgather" ? source * (ep - 1) : own_rows * row_bytes * share(ep);
   memory("permute", source + own_rows * row_bytes, source + own_rows * row_bytes);
-  if (ep > 1) {
-    const double sent = own_rows * row_bytes * share(ep);
-    exchange("dispatch", JobOpClass::kEpExchange, sent, sent);
-  }
+  if (ep > 1) exchange("dispatch", JobOpClass::kEpExchange, sent, sent);
   if (etp > 1) {
     const double gathered = rows * row_bytes * share(etp);
     exchange("etp_gather", JobOpClass::kTpExchange, gathered, gathered).expert = true;
@@ -330,6 +330,8 @@ void OpWriter::experts(double rows) {
                       : gemm("expert_fc2", rows, ffn, hidden_, local);
     op.kind = JobOpClass::kGroupedGemm;
     op.expert = true;
+    // The job's tokens are what they are, whichever rank gets them and whatever is padded.
+    op.model_flops *= static_cast<double>(job_.balanced_rows()) / std::max(rows, 1.0);
     if (first) activation("moe_act", rows, ffn);
   }
   if (ep * etp > 1 && local > 1) memory("unsort_rows", 2 * rows * row_bytes, 2 * rows * row_bytes);
@@ -337,10 +339,7 @@ void OpWriter::experts(double rows) {
     const double reduced = rows * row_bytes * share(etp);
     exchange("etp_reduce", JobOpClass::kTpExchange, reduced, reduced).expert = true;
   }
-  if (ep > 1) {
-    const double sent = own_rows * row_bytes * share(ep);
-    exchange("combine", JobOpClass::kEpExchange, sent, sent);
-  }
+  if (ep > 1) exchange("combine", JobOpClass::kEpExchange, sent, sent);
   memory("unpermute", source + own_rows * row_bytes, source + own_rows * row_bytes,
          job_.moe.probs_in_activation ? 0 : own_rows * row_bytes);
 }
