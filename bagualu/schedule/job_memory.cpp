@@ -106,8 +106,17 @@ JobMemory::State::State(const Job& made_for, LayerProfileCache* cache)
     : job(made_for), parameters(model_parameters(made_for.model)) {
   bool dense = false;
   bool moe = false;
-  for (int64_t layer = 0; layer < job.model.layers; ++layer) {
-    (job.model.is_moe(layer) ? moe : dense) = true;
+  runs.resize(job.stages.size());
+  for (size_t s = 0; s < job.stages.size(); ++s) {
+    for (int64_t i = 0; i < job.stages[s].layer_count; ++i) {
+      const LayerKind which = kind_of(job.stages[s].first_layer + i);
+      (which == LayerKind::kMoe ? moe : dense) = true;
+      if (runs[s].empty() || runs[s].back().kind != which) runs[s].push_back({which, 0});
+      ++runs[s].back().count;
+    }
+  }
+  for (int64_t rank = 0; rank < job.layout.pp; ++rank) {
+    static_bytes.push_back(job_static_bytes(job, parameters, rank));
   }
   if (dense) kinds[0] = kind(LayerKind::kDense, cache);
   if (moe) kinds[1] = kind(LayerKind::kMoe, cache);
@@ -134,7 +143,7 @@ JobMemory::~JobMemory() = default;
 JobMemory::JobMemory(JobMemory&&) noexcept = default;
 
 int64_t JobMemory::static_bytes(int64_t pp_rank) const {
-  return job_static_bytes(state_->job, state_->parameters, pp_rank);
+  return state_->static_bytes[static_cast<size_t>(pp_rank)];
 }
 
 int64_t JobMemory::peak_bytes(int64_t pp_rank, const RoutedLoads& loads) const {

@@ -81,6 +81,12 @@ class OrderStore {
   std::map<Shape, std::vector<std::vector<RankMoment>>> moments_;
 };
 
+/// Layers of one kind that follow each other in a stage.
+struct LayerRun {
+  LayerKind kind = LayerKind::kDense;
+  int64_t count = 0;
+};
+
 struct JobMemory::State {
   State(const Job& made_for, LayerProfileCache* cache);
 
@@ -109,9 +115,11 @@ struct JobMemory::State {
   ModelParameters parameters;
   std::array<std::shared_ptr<const KindProfile>, 3> kinds;
   std::shared_ptr<OrderStore> orders;    ///< shared with other jobs through a cache
-  bool offloads_all = false;             ///< Megatron-Kwai's rule: a fraction of all saved bytes
-  int64_t boundary_bytes = 0;            ///< a micro-batch's tensor between two stages
-  int64_t embedding_gradient_bytes = 0;  ///< of the whole matrix, before it is added
+  std::vector<std::vector<LayerRun>> runs;  ///< by stage
+  std::vector<int64_t> static_bytes;        ///< by pipeline rank
+  bool offloads_all = false;                ///< Megatron-Kwai's rule: a fraction of all saved bytes
+  int64_t boundary_bytes = 0;               ///< a micro-batch's tensor between two stages
+  int64_t embedding_gradient_bytes = 0;     ///< of the whole matrix, before it is added
 };
 
 }  // namespace bagualu

@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bagualu/base/json.h"
 #include "bagualu/cost/measured_jobs.h"
+#include "bagualu/model/megatron_args.h"
 #include "bagualu/schedule/job_memory_state.h"
 
 namespace bagualu {
@@ -129,6 +133,27 @@ TEST(JobMemory, InterleavedRanksHoldTheirPublishedNumberOfChunks) {
   expect_near(row_units(job, {}), {5.5, 4.5, 3.5, 2.5});
 }
 
+TEST(JobMemory, TheClosedFormOf1F1BIsItsWalk) {
+  for (const int64_t microbatches : {1, 2, 3, 4, 5, 9}) {
+    for (const char* module : {"", "expert_fc1"}) {
+      Job job = reference_job("tp=1,pp=4,ep=8,dp=8", 18);
+      job.model.moe_layer[0] = job.model.moe_layer[6] = 0;
+      job.model.dense_ffn = 4096;
+      job.microbatches = microbatches;
+      if (*module != 0) job.offload.modules = {module};
+      const JobMemory::State state(job, nullptr);
+      for (int64_t rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(state.peak_above_static(rank, {.factor = 1.3}),
+                  state.walk_rank(rank, {.factor = 1.3}, nullptr).bytes);
+        const std::vector<double> each(18, 1.3);
+        EXPECT_EQ(state.peak_above_static(rank, {.by_layer = each}),
+                  state.walk_rank(rank, {.factor = 1.3}, nullptr).bytes)
+            << "equal loads, layer by layer";
+      }
+    }
+  }
+}
+
 TEST(JobMemory, FastPathReportAndTimelineAgree) {
   for (const char* layout :
        {"tp=1,pp=4,ep=8,dp=8", "tp=2,pp=4,vpp=2,ep=8,dp=8", "tp=2,cp=2,pp=2,ep=4,etp=2,dp=4"}) {
@@ -175,7 +200,7 @@ int64_t four_layers(int64_t recomputed, int64_t head, int64_t late = 0) {
   loss->profile.forward = {{{head * kMiB, 0}, 0}};
   loss->profile.backward = {{{head * kMiB, 0}, 1}};
   loss->profile.late = {late * kMiB, 0};
-  state.kinds = {nullptr, layer, loss};
+  state.kinds = {nullptr, layer, loss};  // the reference job's layers are MoE layers
   state.boundary_bytes = 0;
   state.embedding_gradient_bytes = 0;
   return state.walk_rank(0, {}, nullptr).bytes / kMiB;
@@ -290,6 +315,55 @@ TEST(JobMemoryMeasured, OffloadRatiosOfFigure7FitOrNotAndWithin1Percent) {
     const double of_row = (points.front()[2] - points.back()[2]) / width;
     EXPECT_NEAR(predicted / of_row, 1, 0.02) << mode << ": bytes per offload ratio";
   }
+}
+
+// Peak less static bytes of the last rank in Megatron's functional tests, of all MoE rows whose
+// arguments describe the run (GPUs known, no FSDP, CUDA graphs or state-space layers). The interval
+// runs from a balanced router to 1.5 times as many rows, or to where it is 12 % wide.
+TEST(JobMemoryMeasured, MegatronsFunctionalTestsLieInsideTheImbalanceInterval) {
+  // What lies outside, and why.
+  const std::map<std::string, std::string> misses = {
+      {"moe/gpt3_mcore_te_tp2_pp1_resume_torch_dist_te_8experts2parallel_multi_dist_optimizer_"
+       "instances/dev_dgx_gb200_2nd",
+       "loads a checkpoint first: 27 % above its twin that does not"},
+      {"moe/gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4/dev_dgx_h100",
+       "0.5 % below balanced: the last rank received less than its share"},
+      {"moe/gpt3_mcore_te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4_1node/dev_dgx_gb200",
+       "0.2 % below balanced, the same"},
+      {"moe/gpt3_moe_mcore_te_ep8_resume_torch_dist_muon/dev_dgx_gb200",
+       "1.7 % below balanced; its twin on H100 lies inside"},
+      {"moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed/dev_dgx_h100",
+       "9 % above: a multi-token prediction layer with unfused attention"},
+      {"moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_fine_grained_offloading/dev_dgx_gb200",
+       "7 % above: a multi-token prediction layer; the row without it is 0.1 % off"}};
+  const Json file = read_json_file(BAGUALU_SOURCE_DIR "/tests/data/megatron_ci_memory.json");
+  int computed = 0;
+  for (const Json& row : file["rows"]) {
+    const auto id = row["id"].get<std::string>();
+    const Json& args = row["args"];
+    const bool described = row["moe"].get<bool>() && row["world_size"].is_number() &&
+                           row["vocab"].is_number() && !id.starts_with("nemotron") &&
+                           args.dump().find("fsdp") == std::string::npos &&
+                           args.dump().find("cuda-graph") == std::string::npos;
+    if (!described) continue;
+    ++computed;
+    const Job job = megatron_job_from_json(args, id,
+                                           {.world_size = row["world_size"].get<int64_t>(),
+                                            .vocab = row["vocab"].get<int64_t>(),
+                                            .variables = {}})
+                        .job;
+    const JobMemory memory(job);
+    const int64_t rank = job.layout.pp - 1;
+    const int64_t base = memory.static_bytes(rank);
+    const auto low = static_cast<double>(memory.peak_bytes(rank, {}) - base);
+    const auto high =
+        std::min(1.12 * low, static_cast<double>(memory.peak_bytes(rank, {.factor = 1.5}) - base));
+    const auto measured =
+        static_cast<double>(row["peak_bytes"].get<int64_t>() - row["static_bytes"].get<int64_t>());
+    EXPECT_EQ(measured < low || measured > high, misses.count(id) > 0)
+        << id << " " << low / kMiB << " to " << high / kMiB << ", measured " << measured / kMiB;
+  }
+  EXPECT_EQ(computed, 34);
 }
 
 }  // namespace

@@ -13,7 +13,20 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 class StageSum {
  public:
   /// `fraction`: of the groups that fine-grained offloading may move.
-  explicit StageSum(double fraction) : fraction_(fraction) {}
+  StageSum(double fraction, bool lists_parts) : fraction_(fraction), lists_parts_(lists_parts) {}
+
+  /// Equal layers: the last one's passes stand on all the others.
+  void add_run(const LayerProfile& part, int64_t rows, int first, int64_t count) {
+    if (lists_parts_ || count < 3) {
+      for (int64_t i = 0; i < count; ++i) add(part, rows, first + static_cast<int>(i));
+      return;
+    }
+    add(part, rows, first);
+    const StageBytes before = sum_;
+    add(part, rows, first + 1);
+    sum_.saved += (sum_.saved - before.saved) * (count - 3);
+    add(part, rows, first + static_cast<int>(count) - 1);
+  }
 
   void add(const LayerProfile& part, int64_t rows, int number) {
     const int64_t forward = sum_.saved + draining_ + part.forward_bytes(rows);
@@ -36,7 +49,7 @@ class StageSum {
       behind_part_ = number;
     }
     sum_.saved += part.saved.at(rows);
-    parts_.push_back(&part);
+    if (lists_parts_) parts_.push_back(&part);
     // Copied to the host while the next layer runs forward, and back while it runs backward.
     const int64_t movable = part.offloaded.at(rows);
     draining_ = static_cast<int64_t>(static_cast<double>(movable) * fraction_);
@@ -75,6 +88,7 @@ class StageSum {
 
  private:
   double fraction_;
+  bool lists_parts_;
   StageBytes sum_;
   int64_t draining_ = 0;
   int64_t behind_ = 0;  ///< highest backward of the parts before this one
@@ -105,13 +119,20 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
   }
   const StageContent& content = job.stages[static_cast<size_t>(stage)];
   const bool alike = loads.by_layer.empty();
-  StageSum sum(job.offload.fraction);
+  StageSum sum(job.offload.fraction, offloads_all);
   int64_t rows = alike ? expert_rows(job, loads.at(0, microbatch)) : 0;
   int number = 0;
-  for (int64_t i = 0; i < content.layer_count; ++i) {
-    const int64_t layer = content.first_layer + i;
-    if (!alike && job.model.is_moe(layer)) rows = expert_rows(job, loads.at(layer, microbatch));
-    sum.add(layer_kind(layer).profile, rows, number++);
+  for (const LayerRun& run : runs[static_cast<size_t>(stage)]) {
+    const LayerProfile& part = kinds[static_cast<size_t>(run.kind)]->profile;
+    if (alike || run.kind == LayerKind::kDense) {
+      sum.add_run(part, rows, number, run.count);
+    } else {
+      for (int64_t i = 0; i < run.count; ++i) {
+        rows = expert_rows(job, loads.at(content.first_layer + number + i, microbatch));
+        sum.add(part, rows, number + static_cast<int>(i));
+      }
+    }
+    number += static_cast<int>(run.count);
   }
   for (int64_t i = 0; i < content.mtp_layers; ++i) {
     sum.add(layer_kind(job.model.layers - 1).profile, rows, number++);
@@ -206,7 +227,8 @@ namespace {
 /// and one steady round, whole groups of pp.
 int64_t enough_microbatches(const Job& job) {
   if (job.pipeline == PipelineKind::k1F1B) return std::min(job.microbatches, job.layout.pp + 1);
-  return std::min(job.microbatches, 4 * job.layout.pp);
+  return std::min(job.microbatches,
+                  (job.pipeline == PipelineKind::kInterleaved ? 3 : 4) * job.layout.pp);
 }
 
 }  // namespace
@@ -236,9 +258,10 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
   std::vector<PipelinePass> resident;
   std::vector<StageBytes> of_stage(job.stages.size());
   std::vector<uint8_t> known(job.stages.size(), 0);
-  const auto bytes_of = [&](const PipelinePass& pass) -> StageBytes {
+  StageBytes one;
+  const auto bytes_of = [&](const PipelinePass& pass) -> const StageBytes& {
     const auto s = static_cast<size_t>(pass.stage);
-    if (!alike) return stage_bytes(pass.stage, loads, pass.microbatch);
+    if (!alike) return one = stage_bytes(pass.stage, loads, pass.microbatch);
     if (known[s] == 0) {
       of_stage[s] = stage_bytes(pass.stage, loads, pass.microbatch);
       known[s] = 1;
@@ -256,7 +279,7 @@ RankPeak JobMemory::State::walk_rank(int64_t pp_rank, const RoutedLoads& loads,
   }
   saved += buffers;
   for (const PipelinePass& pass : passes(pp_rank, microbatches)) {
-    const StageBytes bytes = bytes_of(pass);
+    const StageBytes& bytes = bytes_of(pass);
     const bool forward = pass.kind == PassKind::kForward;
     const int64_t held = held_bytes(pass, backward_seen) + bytes.cut;
     const int64_t before = saved;
