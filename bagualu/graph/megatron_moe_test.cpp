@@ -290,6 +290,85 @@ TEST(MegatronGraph, EveryPresetIsAGraphUnderEveryOption) {
   }
 }
 
+/// A planned layer of the rich model (layer 1 has experts): 64 tokens, hidden 32.
+Job planned_job(const std::string& layout) {
+  Job job;
+  job.model = rich_moe_spec();
+  job.layout = parse_layout(layout, "test", "layout");
+  job.stages = default_stages(job.model, 1, 1);
+  job.seq = 64;
+  return job;
+}
+
+std::map<std::string, int64_t> planned_saved(const Job& job, int64_t layer, int64_t rows) {
+  MegatronGraphOptions options = megatron_options(job);
+  options.first_layer = layer;
+  return activations(build_megatron_graph(job.model, options), {.rows = rows}, true);
+}
+
+// Hidden 32, 4 query and 2 key heads of 16, shared width, all bf16; tokens * width * 2 bytes.
+TEST(MegatronGraph, TensorAndSequenceParallelismDivideWhatTheyOwn) {
+  const auto whole = planned_saved(planned_job("tp=1,ep=4,dp=4"), 1, 128);
+  const auto split = planned_saved(planned_job("tp=2,ep=4,dp=4"), 1, 128);
+  const auto heads = planned_saved(planned_job("tp=2,sp=0,ep=4,dp=4"), 1, 128);
+  for (const char* name : {"layer1.normed_attn", "layer1.hidden_mid", "layer1.normed_mlp",
+                           "stage_recv.out", "layer1.router_probs", "layer1.row_map"}) {
+    EXPECT_EQ(split.at(name), whole.at(name) / 2) << name;
+    EXPECT_EQ(heads.at(name), whole.at(name)) << name;
+  }
+  for (const char* name : {"layer1.q", "layer1.k", "layer1.v", "layer1.attn_out",
+                           "layer1.shared_fc1.out", "layer1.shared_act.out"}) {
+    EXPECT_EQ(split.at(name), whole.at(name) / 2) << name;
+    EXPECT_EQ(heads.at(name), whole.at(name) / 2) << name;
+  }
+  EXPECT_EQ(split.at("layer1.expert_fc1.out"), whole.at("layer1.expert_fc1.out"));
+  const auto experts = planned_saved(planned_job("tp=2,ep=2,etp=2,dp=4"), 1, 128);
+  EXPECT_EQ(experts.at("layer1.expert_fc1.out"), whole.at("layer1.expert_fc1.out") / 2);
+  EXPECT_EQ(experts.at("layer1.rows"), whole.at("layer1.rows")) << "whole rows, gathered over etp";
+}
+
+// Two key-value heads on four tp ranks: each rank has one.
+TEST(MegatronGraph, KeyHeadsAreSharedWhereThereAreFewerThanRanks) {
+  const auto saved = planned_saved(planned_job("tp=4,ep=4,dp=4"), 1, 128);
+  EXPECT_EQ(saved.at("layer1.q"), 64 * 16 * 2);
+  EXPECT_EQ(saved.at("layer1.k"), 64 * 16 * 2);
+}
+
+TEST(MegatronGraph, FP8KeepsTheCopyInPlaceOfTheOriginal) {
+  Job job = planned_job("tp=1,ep=4,dp=4");
+  job.fp8 = true;
+  const auto saved = planned_saved(job, 1, 128);
+  EXPECT_EQ(saved.count("layer1.rows"), 0u);
+  EXPECT_EQ(saved.at("layer1.rows_fp8"), 128 * (32 + 4)) << "a byte per element, a scale per 128";
+  EXPECT_EQ(saved.count("layer1.normed_attn"), 0u);
+  EXPECT_EQ(saved.count("layer1.normed_mlp"), 1u) << "the router reads it in bf16";
+}
+
+// Top-2 of 8 experts over 4 ranks, 64 tokens: 128 rows when balanced. Capacity 1.25: 20 rows per
+// expert and rank, 2 experts here, 4 senders.
+TEST(MegatronGraph, CapacityBoundsTheRowsAndPaddingFixesThem) {
+  Job job = planned_job("tp=1,ep=4,dp=4");
+  EXPECT_EQ(expert_rows(job, 1), 128);
+  EXPECT_EQ(expert_rows(job, 2.5), 320);
+  job.moe.capacity_factor = 1.25;
+  EXPECT_EQ(expert_rows(job, 1), 128);
+  EXPECT_EQ(expert_rows(job, 2.5), 160);
+  job.moe.pad_to_capacity = true;
+  EXPECT_EQ(expert_rows(job, 0.5), 160);
+}
+
+TEST(MegatronGraph, LossesKeepLogitsInTheirOwnWay) {
+  Job job = planned_job("tp=2,ep=4,dp=4");
+  const auto head = [&](CrossEntropy loss) {
+    job.cross_entropy = loss;
+    return activations(build_megatron_head(job.model, megatron_options(job)), {}, true);
+  };
+  const int64_t logits = 64 * job.padded_vocab() / 2;
+  EXPECT_EQ(head(CrossEntropy::kUnfused).at("loss.softmax"), logits * 4);
+  EXPECT_EQ(head(CrossEntropy::kFusedTe).at("lm_head.out"), logits * 2) << "the gradient in place";
+  EXPECT_EQ(head(CrossEntropy::kFusedTe).count("loss.softmax"), 0u);
+}
+
 TEST(MegatronGraph, RefusesWhatDoesNotFitTheModel) {
   const auto refused = [](const MegatronGraphOptions& options) {
     try {

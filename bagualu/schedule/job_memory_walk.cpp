@@ -55,6 +55,7 @@ class StageSum {
     draining_ = static_cast<int64_t>(static_cast<double>(movable) * fraction_);
     sum_.saved += movable - draining_;
   }
+  void keep(int64_t bytes) { sum_.saved += bytes; }
   void gradient_of_embedding(int64_t bytes) {
     if (bytes <= sum_.backward) return;
     sum_.backward = bytes;
@@ -135,6 +136,8 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
     number += static_cast<int>(run.count);
   }
   for (int64_t i = 0; i < content.mtp_layers; ++i) {
+    // The embedding of the next tokens, and it side by side with the hidden state.
+    sum.keep(3 * boundary_bytes);
     sum.add(layer_kind(job.model.layers - 1).profile, rows, number++);
     sum.add(kinds[2]->profile, 0, number++);
   }
