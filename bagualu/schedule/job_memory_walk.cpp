@@ -143,7 +143,10 @@ StageBytes JobMemory::State::stage_bytes(int64_t stage, const RoutedLoads& loads
   }
   if (content.head) sum.add(kinds[2]->profile, 0, number);
   if (content.embedding) sum.gradient_of_embedding(embedding_gradient_bytes + boundary_bytes);
-  if (offloads_all) sum.move_fraction(job.offload.fraction, job.allocator.max_split_bytes);
+  // The last stage's backward follows its forward at once: nothing is moved.
+  if (offloads_all && !content.head) {
+    sum.move_fraction(job.offload.fraction, job.allocator.max_split_bytes);
+  }
   return sum.sum();
 }
 
