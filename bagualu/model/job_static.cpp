@@ -115,6 +115,21 @@ int64_t buffer_bytes(const Job& job, const Held& held) {
   return bytes;
 }
 
+/// FP8 copies of the layers' weights, by rows and by columns, beside parameters in bf16: made once
+/// a step and kept. Latents' down projections, whole on every rank, are left out.
+int64_t fp8_weight_bytes(const Job& job, const ModelParameters& parameters,
+                         const std::vector<int64_t>& stages) {
+  if (!job.fp8 || job.optimizer.parameter_bytes < 2) return 0;
+  ParameterSums sums;
+  for (const int64_t s : stages) {
+    const StageContent& stage = job.stages[static_cast<size_t>(s)];
+    sums += stage_parameters(job.model, parameters, stage, true);
+  }
+  sums.replicated = 0;
+  sums.vocab_columns = 0;
+  return 2 * rank_elements(sums, job.model, job.layout, job.padded_vocab()).total();
+}
+
 struct StateOf {
   const char* name;
   int64_t element_bytes;
@@ -188,13 +203,16 @@ int64_t job_static_bytes(const Job& job, const ModelParameters& parameters, int6
                                                       divide_up(elements.expert, by.expert)
                                                 : elements.total());
   }
-  const Held held = held_by(job, stages_held(job, pp_rank));
-  return bytes + stand_in_bytes(job, held) + workspace_bytes(job, held) + buffer_bytes(job, held);
+  const std::vector<int64_t> stages = stages_held(job, pp_rank);
+  const Held held = held_by(job, stages);
+  return bytes + fp8_weight_bytes(job, parameters, stages) + stand_in_bytes(job, held) +
+         workspace_bytes(job, held) + buffer_bytes(job, held);
 }
 
 JobStatic job_static(const Job& job, int64_t pp_rank) {
   JobStatic result;
-  result.elements = job_rank_elements(job, model_parameters(job.model), pp_rank);
+  const ModelParameters parameters = model_parameters(job.model);
+  result.elements = job_rank_elements(job, parameters, pp_rank);
   const Divisors by = divisors(job);
   for (const StateOf& state : states(job.optimizer)) {
     for (const bool expert : {false, true}) {
@@ -206,10 +224,12 @@ JobStatic job_static(const Job& job, int64_t pp_rank) {
           {state.name, expert ? "expert" : "dense", elements, divisor, state.element_bytes, bytes});
     }
   }
-  const Held held = held_by(job, stages_held(job, pp_rank));
+  const std::vector<int64_t> stages = stages_held(job, pp_rank);
+  const Held held = held_by(job, stages);
   const auto add = [&](const char* name, int64_t bytes) {
     if (bytes > 0) result.buckets.push_back({name, "", bytes, 1, 1, bytes});
   };
+  add("fp8_weights", fp8_weight_bytes(job, parameters, stages));
   add("weight_gradient_stand_ins", stand_in_bytes(job, held));
   add("gemm_workspaces", workspace_bytes(job, held));
   add("buffers", buffer_bytes(job, held));

@@ -106,6 +106,16 @@ TEST(JobStatic, OneStandInPerShapeOfWeight) {
   EXPECT_EQ(job_static(job, 0).bytes_of("weight_gradient_stand_ins"), 0);
 }
 
+// Stage 0: two dense layers of 4 * 64 * 64 + 3 * 64 * 128 weights in GEMMs.
+TEST(JobStatic, WeightsExistInFP8Twice) {
+  Job job = small_job();
+  EXPECT_EQ(job_static(job, 0).bytes_of("fp8_weights"), 0);
+  job.fp8 = true;
+  EXPECT_EQ(job_static(job, 0).bytes_of("fp8_weights"), 2 * 2 * (4 * 64 * 64 + 3 * 64 * 128));
+  job.optimizer.parameter_bytes = 1;
+  EXPECT_EQ(job_static(job, 0).bytes_of("fp8_weights"), 0) << "the parameters are those copies";
+}
+
 // A rank of DualPipe runs its own stage and its mirror's.
 TEST(JobStatic, DualPipeHoldsTwoStages) {
   Job job = small_job();

@@ -20,18 +20,26 @@ std::string bare(std::string_view name) {
   return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
 }
 
-std::string numbers_put_in(const Graph& graph, const ByteFormula& formula, int64_t rows) {
+/// `split_tokens`: of a rank's part of the sequence.
+std::string numbers_put_in(const Graph& graph, const ByteFormula& formula, int64_t rows,
+                           int64_t split_tokens) {
   std::string text;
   const auto add = [&](std::string part) { text += (text.empty() ? "" : " + ") + std::move(part); };
   if (formula.per_token > 0) add(fmt::format("{} tokens * {} B", graph.tokens, formula.per_token));
   if (formula.per_row > 0) add(fmt::format("{} rows * {} B", rows, formula.per_row));
-  if (formula.fixed > 0) add(fmt::format("{} B", formula.fixed));
+  if (formula.fixed > 0 && formula.fixed % split_tokens == 0 && split_tokens < graph.tokens) {
+    add(fmt::format("{} tokens * {} B", split_tokens, formula.fixed / split_tokens));
+  } else if (formula.fixed > 0) {
+    add(fmt::format("{} B", formula.fixed));
+  }
   return text;
 }
 
 /// Tensors by name, equal ones of several layers and micro-batches as one row.
 class Tally {
  public:
+  explicit Tally(int64_t split_tokens) : split_tokens_(split_tokens) {}
+
   void add(const Graph& graph, int storage, const RowBytes& bytes, int64_t rows, bool saved,
            int64_t times = 1) {
     const StorageSpec& spec = graph.storages[storage];
@@ -39,7 +47,7 @@ class Tally {
     if (row.count == 1 && row.name.empty()) {
       row.name = bare(spec.name);
       row.op = bare(graph.ops[spec.producer].name);
-      row.formula = numbers_put_in(graph, spec.bytes, rows);
+      row.formula = numbers_put_in(graph, spec.bytes, rows, split_tokens_);
       row.saved = saved;
       row.count = 0;
     }
@@ -69,6 +77,7 @@ class Tally {
   int64_t transient_bytes() const { return transient_; }
 
  private:
+  int64_t split_tokens_;
   std::map<std::pair<std::string, bool>, TensorRow> rows_;
   int64_t saved_ = 0;
   int64_t transient_ = 0;
@@ -136,7 +145,7 @@ std::vector<TensorRow> JobMemory::tensors(int64_t layer, double factor) const {
     TensorRow row;
     row.name = spec.name;
     row.op = graph.ops[spec.producer].name;
-    row.formula = numbers_put_in(graph, spec.bytes, rows);
+    row.formula = numbers_put_in(graph, spec.bytes, rows, job.sequence_tokens());
     row.bytes =
         storage_row_bytes(graph, static_cast<int>(s), job.allocator.rounding_bytes).at(rows);
     row.saved = spec.unit >= 0;
@@ -151,7 +160,7 @@ namespace {
 class PeakReport {
  public:
   PeakReport(const JobMemory::State& state, const RoutedLoads& loads)
-      : state_(state), loads_(loads), kinds_(state.job) {}
+      : state_(state), loads_(loads), kinds_(state.job), tally_(state.job.sequence_tokens()) {}
 
   /// Layers and head of a stage, in order.
   std::vector<std::pair<LayerKind, int64_t>> parts_of(int64_t stage) const {
