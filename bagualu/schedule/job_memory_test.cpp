@@ -133,6 +133,39 @@ TEST(JobMemory, InterleavedRanksHoldTheirPublishedNumberOfChunks) {
   expect_near(row_units(job, {}), {5.5, 4.5, 3.5, 2.5});
 }
 
+// Every order holds as many activations of a virtual stage as its data say.
+TEST(JobMemory, EveryOrderHoldsItsActivationsInFlight) {
+  for (const PipelineKind kind :
+       {PipelineKind::k1F1B, PipelineKind::kZbH1, PipelineKind::kZbH2, PipelineKind::kZbV,
+        PipelineKind::kVHalf, PipelineKind::kDualPipe, PipelineKind::kDualPipeV}) {
+    Job job = reference_job("tp=1,pp=4,ep=8,dp=8", 16);
+    const int64_t per_rank = is_v_shaped(kind) ? 2 : 1;
+    job.pipeline = kind;
+    job.stages = default_stages(job.model, 4, per_rank);
+    job.microbatches = 16;
+    validate(job, "test");
+    const JobMemory memory(job);
+    const int64_t unit = (memory.layer_bytes(0, 1) - memory.layer_bytes(0, 0)) * 4 / per_rank;
+    const std::vector<int> expected =
+        in_flight(make_order(kind, 4, static_cast<int>(per_rank), 16));
+    RoutedLoads empty;
+    empty.factor = 0;
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const auto balanced = memory.over_time(rank, {});
+      const auto without = memory.over_time(rank, empty);
+      int64_t rows = 0;
+      for (size_t i = 0; i < balanced.size(); ++i) {
+        rows = std::max(rows, balanced[i].saved_bytes - without[i].saved_bytes);
+      }
+      EXPECT_EQ(rows, unit * expected[static_cast<size_t>(rank)])
+          << pipeline_kind_name(kind) << " rank " << rank;
+      int64_t highest = 0;
+      for (const JobMemoryPoint& point : balanced) highest = std::max(highest, point.peak_bytes);
+      EXPECT_EQ(memory.peak_bytes(rank, {}), highest) << pipeline_kind_name(kind);
+    }
+  }
+}
+
 TEST(JobMemory, TheClosedFormOf1F1BIsItsWalk) {
   for (const int64_t microbatches : {1, 2, 3, 4, 5, 9}) {
     for (const char* module : {"", "expert_fc1"}) {
