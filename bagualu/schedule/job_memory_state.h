@@ -114,7 +114,7 @@ struct JobMemory::State {
   Job job;
   ModelParameters parameters;
   std::array<std::shared_ptr<const KindProfile>, 3> kinds;
-  std::shared_ptr<OrderStore> orders;    ///< shared with other jobs through a cache
+  std::shared_ptr<OrderStore> orders;       ///< shared with other jobs through a cache
   std::vector<std::vector<LayerRun>> runs;  ///< by stage
   std::vector<int64_t> static_bytes;        ///< by pipeline rank
   bool offloads_all = false;                ///< Megatron-Kwai's rule: a fraction of all saved bytes

@@ -176,10 +176,10 @@ TEST(JobMemory, TheClosedFormOf1F1BIsItsWalk) {
       if (*module != 0) job.offload.modules = {module};
       const JobMemory::State state(job, nullptr);
       for (int64_t rank = 0; rank < 4; ++rank) {
-        EXPECT_EQ(state.peak_above_static(rank, {.factor = 1.3}),
+        EXPECT_EQ(state.alike_peak(rank, {.factor = 1.3}),
                   state.walk_rank(rank, {.factor = 1.3}, nullptr).bytes);
         const std::vector<double> each(18, 1.3);
-        EXPECT_EQ(state.peak_above_static(rank, {.by_layer = each}),
+        EXPECT_EQ(state.alike_peak(rank, {.by_layer = each}),
                   state.walk_rank(rank, {.factor = 1.3}, nullptr).bytes)
             << "equal loads, layer by layer";
       }
