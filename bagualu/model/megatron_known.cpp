@@ -357,12 +357,15 @@ KnownMegatronFlag known_megatron_flag(std::string_view name) {
 }
 
 std::string nearest_megatron_flag(std::string_view name) {
-  std::vector<std::string> names;
-  for (const auto& [known, flag] : table()) {
-    const bool given_up =
-        flag.kind == MegatronFlagKind::kRemoved || flag.kind == MegatronFlagKind::kLauncher;
-    if (!given_up) names.emplace_back(known);
-  }
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> made;
+    for (const auto& [known, flag] : table()) {
+      const bool given_up =
+          flag.kind == MegatronFlagKind::kRemoved || flag.kind == MegatronFlagKind::kLauncher;
+      if (!given_up) made.emplace_back(known);
+    }
+    return made;
+  }();
   return nearest_name(name, names);
 }
 
