@@ -1,5 +1,6 @@
 #include "bagualu/base/error.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace bagualu {
@@ -9,7 +10,7 @@ namespace {
 std::string one_line(const std::string& text) {
   std::string line;
   for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       line += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     } else {
       line += c;

@@ -128,7 +128,12 @@ void read_recompute_modules(MegatronFlags* flags, Job* job) {
     };
     if (among(recompute.modules)) continue;
     if (among(modelled)) {
-      recompute.modules.push_back(module);
+      const bool latent = module == "mla_up_proj";  // Megatron refuses it without, further down
+      if (latent || among(recompute_modules_of(job->model))) {
+        recompute.modules.push_back(module);
+      } else {
+        flags->ignored(fmt::format("--recompute-modules {} (the model has none)", module));
+      }
     } else if (among(known)) {
       flags->unmodelled("--recompute-modules " + module);
     } else {
@@ -175,8 +180,8 @@ void read_recompute(MegatronFlags* flags, Job* job) {
     }
   }
   if (granularity == "selective") {
-    recompute.granularity = RecomputeGranularity::kSelective;
     read_recompute_modules(flags, job);
+    if (!recompute.modules.empty()) recompute.granularity = RecomputeGranularity::kSelective;
   } else if (flags->has("recompute-modules")) {
     flags->contradiction("recompute-modules", "only beside --recompute-granularity selective");
   }
@@ -207,9 +212,16 @@ void read_offload(MegatronFlags* flags, Job* job) {
   const std::vector<std::string> modelled = {"core_attn", "attn_proj", "expert_fc1", "moe_act",
                                              "attn_norm", "mlp_norm",  "qkv_linear"};
   for (const std::string& module : flags->list("offload-modules")) {
-    const auto at = std::find(modelled.begin(), modelled.end(), module);
-    if (at != modelled.end()) {
-      offload.modules.push_back(module);
+    const auto among = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), module) != names.end();
+    };
+    if (among(offload.modules)) continue;
+    if (among(modelled)) {
+      if (among(offload_modules_of(job->model))) {
+        offload.modules.push_back(module);
+      } else {
+        flags->ignored(fmt::format("--offload-modules {} (the model has none)", module));
+      }
     } else if (module == "fused_group_mlp" || module == "gdp_qkv") {
       flags->unmodelled("--offload-modules " + module);
     } else {

@@ -22,7 +22,7 @@ struct BrokenRule {
 /// Every rule of check_exclusions, with flags that break it.
 constexpr BrokenRule kBrokenRules[] = {
     {"--fine-grained-activation-offloading --offload-modules attn_proj", "needs core_attn"},
-    {"--recompute-granularity selective --recompute-modules moe "
+    {"--num-experts 8 --recompute-granularity selective --recompute-modules moe "
      "--fine-grained-activation-offloading --offload-modules expert_fc1",
      "recomputing moe excludes"},
     {"--fp8-format hybrid --recompute-granularity selective --recompute-modules layernorm",
@@ -45,7 +45,8 @@ constexpr BrokenRule kBrokenRules[] = {
      "needs --moe-grouped-gemm"},
     {"--distribute-saved-activations --tensor-model-parallel-size 2",
      "--distribute-saved-activations"},
-    {"--num-experts 8 --recompute-granularity selective --recompute-modules shared_experts "
+    {"--num-experts 8 --moe-shared-expert-intermediate-size 512 "
+     "--recompute-granularity selective --recompute-modules shared_experts "
      "--moe-shared-expert-overlap --moe-token-dispatcher-type alltoall",
      "recomputing shared_experts"},
     {"--num-virtual-stages-per-pipeline-rank 2 --num-layers 4", "more than one pipeline rank"},

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <utility>
@@ -17,11 +16,7 @@ namespace {
 
 constexpr size_t kMaxShownCharacters = 80;
 
-/// For a message of one line.
 std::string cut(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char symbol) { return std::iscntrl(symbol) != 0; },
-      '?');
   if (text.size() > kMaxShownCharacters) text = text.substr(0, kMaxShownCharacters) + "...";
   return text;
 }

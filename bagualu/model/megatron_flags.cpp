@@ -340,6 +340,8 @@ class Writer {
           "neither with fp8_recipe delayed: its scales cannot be recomputed");
     needs(!recomputes("shared_experts") || !job_.overlap.shared_expert, "recompute.modules",
           "shared_experts", "not beside overlap.shared_expert");
+    needs(!recomputes("mlp_act"), "recompute.modules", "mlp_act",
+          "mlp: Megatron recomputes no activation of dense MLPs alone");
     flag("recompute-granularity", "selective");
     list("recompute-modules", r.modules);
   }
@@ -355,6 +357,7 @@ class Writer {
     needs(!recomputes("moe") || (!offloads("expert_fc1") && !offloads("moe_act")),
           "offload.modules", "expert_fc1 or moe_act",
           "neither, since the whole MoE layer is recomputed");
+    needs(!offloads("all"), "offload.modules", "all", "modules that Megatron names");
     flag("fine-grained-activation-offloading");
     list("offload-modules", o.modules);
     if (o.fraction != 1) flag("activation-offload-fraction", o.fraction);

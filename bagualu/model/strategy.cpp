@@ -24,11 +24,6 @@ const Names kDispatchers = {"allgather", "alltoall", "flex"};
 const Names kBackends = {"deepep", "hybridep", "ncclep"};
 const Names kRecipes = {"delayed", "tensorwise", "blockwise", "mxfp8"};
 const Names kOptimizers = {"adam", "sgd"};
-const Names kRecomputeModules = {"core_attn", "moe_act", "layernorm",     "mla_up_proj",
-                                 "mlp",       "moe",     "shared_experts"};
-const Names kOffloadModules = {"core_attn", "attn_proj", "expert_fc1", "moe_act",
-                               "attn_norm", "mlp_norm",  "qkv_linear"};
-
 /// Fills fields from an object; what the object does not say stays.
 class Reading {
  public:
@@ -140,11 +135,11 @@ void visit_kept(Visitor* visitor, Job* job) {
     inner->enumeration("granularity", &job->recompute.granularity, kGranularities);
     inner->field("block", &job->recompute.block);
     inner->field("layers", &job->recompute.layers, 1, 4096);
-    inner->field("modules", &job->recompute.modules, kRecomputeModules);
+    inner->field("modules", &job->recompute.modules, recompute_module_names());
     inner->field("distribute_saved", &job->recompute.distribute_saved);
   });
   visitor->section("offload", [&](auto* inner) {
-    inner->field("modules", &job->offload.modules, kOffloadModules);
+    inner->field("modules", &job->offload.modules, offload_module_names());
     inner->field("fraction", &job->offload.fraction, 0, 1);
     inner->field("min_tensor_elements", &job->offload.min_tensor_elements, 0, kMaxBytes);
   });
