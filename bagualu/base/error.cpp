@@ -1,6 +1,7 @@
 #include "bagualu/base/error.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <utility>
 
 namespace bagualu {

@@ -7,12 +7,6 @@
 namespace bagualu {
 namespace {
 
-TEST(InvalidInput, MessageIsOneLineWhateverWasFound) {
-  const InvalidInput error("file", "key", "two\nlines\t", "one");
-  EXPECT_STREQ(error.what(), "file: key: found two?lines?; allowed one");
-  EXPECT_EQ(error.found(), "two\nlines\t");
-}
-
 TEST(InvalidInput, SaysWhereWhatAndAllowed) {
   const InvalidInput error("run.json", "budget", "-1", "a positive number");
   EXPECT_STREQ(error.what(), "run.json: budget: found -1; allowed a positive number");
