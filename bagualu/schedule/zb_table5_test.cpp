@@ -60,7 +60,7 @@ Rates rates(const Shape& at, const PassTimes& stage) {
 
 TEST(ZeroBubbleTable5, ThreeNumbersOfOneCountPredictTheOthersWithinOnePercentPoint) {
   const Json table = data("zb_table5.json");
-  const Json fit = data("fitted/zb_table5.json");
+  const Json fit = data("fitted.json").at("fits").at("zb_table5");
   // Three numbers per model (forward_ns only sets the unit), a third of the figures at most.
   ASSERT_LE(3 * 3 * fit["fitted"].size(), table["rows"].size() * kNames.size());
   double fitted_sum = 0;
