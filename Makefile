@@ -46,5 +46,5 @@ format:  ## Format our C++ with clang-format
 	@scripts/format
 
 clean:  ## Remove build folders and the virtual environment
-	rm -rf build build-core build-asan build-tsan build-coverage build-fuzz build-wheel .venv
+	rm -rf build build-core build-asan build-tsan build-coverage build-clang build-fuzz build-wheel .venv
 	rm -f python/bagualu/_runtime*.so
