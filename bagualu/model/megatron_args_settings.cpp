@@ -342,7 +342,7 @@ void read_attention_settings(MegatronFlags* flags, Job* job) {
   job->attention_dropout = flags->number_or("attention-dropout", 0.1, 0, 1);
   flags->unmodelled_or_ignored("no-masked-softmax-fusion", job->attention_unfused);
   flags->unmodelled_or_ignored("apply-query-key-layer-scaling", job->attention_unfused);
-  flags->unmodelled_or_ignored("no-bias-swiglu-fusion", flags->on("swiglu"));
+  job->activation_fusion = !(flags->on("swiglu") && flags->on("no-bias-swiglu-fusion"));
   flags->unmodelled_or_ignored("no-bias-gelu-fusion", !job->model.gated_mlp && job->model.mlp_bias);
   std::vector<std::string> exchange = flags->list("cp-comm-type");
   std::sort(exchange.begin(), exchange.end());

@@ -238,6 +238,7 @@ class Writer {
           fmt::format("{}, or 1 with fp8 and a distributed optimizer", job_.element_bytes));
     flag_if(bytes == 1, "fp8-param-gather");
     flag_if(!job_.accumulation_fusion, "no-gradient-accumulation-fusion");
+    flag_if(!job_.activation_fusion, "no-bias-swiglu-fusion");
     if (job_.cross_entropy == CrossEntropy::kUnfused) return;
     flag("cross-entropy-loss-fusion");
     flag("cross-entropy-fusion-impl",

@@ -163,6 +163,7 @@ class RandomJob {
       job->fp8_recipe = pick<std::string>({"delayed", "tensorwise", "blockwise", "mxfp8"});
     }
     job->accumulation_fusion = chance(70);
+    job->activation_fusion = !job->model.gated_mlp || chance(70);
     job->cross_entropy =
         pick({CrossEntropy::kUnfused, CrossEntropy::kFusedNative, CrossEntropy::kFusedTe});
     if (job->layout.cp > 1) {

@@ -176,6 +176,7 @@ void visit_settings(Visitor* visitor, Job* job) {
   visitor->field("fp8_recipe", &job->fp8_recipe, kRecipes);
   visitor->field("attention_dropout", &job->attention_dropout, 0, 1);
   visitor->field("attention_unfused", &job->attention_unfused);
+  visitor->field("activation_fusion", &job->activation_fusion);
   visitor->field("accumulation_fusion", &job->accumulation_fusion);
   visitor->field("overlap_grad_reduce", &job->overlap_grad_reduce);
   visitor->field("overlap_param_gather", &job->overlap_param_gather);
