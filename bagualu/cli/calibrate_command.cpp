@@ -9,6 +9,7 @@
 #include "bagualu/base/atomic_file.h"
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
+#include "bagualu/cli/flags.h"
 #include "bagualu/cli/plan_job_flags.h"
 #include "bagualu/cost/calibration.h"
 #include "bagualu/schedule/job_time.h"
@@ -210,16 +211,7 @@ int run_calibrate(const std::vector<std::string>& arguments, const SourceTree& t
       kWhere);
   CalibrateFlags flags;
   add_flags(&app, &flags);
-  // CLI11 takes the last argument first.
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    streams.out << app.help();
-    return kExitDone;
-  } catch (const CLI::ParseError& error) {
-    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu calibrate --help` lists");
-  }
+  if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
   return flags.snapshot.empty() ? answer(flags, tree, streams)
                                 : answer_memory(flags, tree, streams);
 }

@@ -8,6 +8,7 @@
 #include "bagualu/base/error.h"
 
 namespace bagualu {
+
 namespace {
 
 /// True if all of `text` is one number, which lands in *value.
@@ -20,6 +21,26 @@ bool parse_all(const std::string& text, T* value) {
 
 }  // namespace
 
+bool parse_flags(CLI::App* app, const std::vector<std::string>& arguments, const std::string& where,
+                 const Streams& streams) {
+  // CLI11 takes the last argument first.
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app->parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    streams.out << app->help();
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw InvalidInput(where, "flags", error.what(), "what `" + where + " --help` lists");
+  }
+  for (const CLI::Option* option : app->get_options()) {
+    for (const std::string& value : option->results()) {
+      if (!value.empty() || option->get_items_expected_min() == 0) continue;
+      throw InvalidInput(where, option->get_name(), "nothing", "a value behind the flag");
+    }
+  }
+  return true;
+}
 int64_t parse_int_flag(const std::string& text, const std::string& where, const std::string& flag,
                        int64_t min, int64_t max) {
   int64_t value = 0;

@@ -158,16 +158,6 @@ void refuse_mixed(const CLI::App& app, bool job) {
   }
 }
 
-/// An empty text is a script's variable that was not set, and never what was meant.
-void refuse_empty(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& value : option->results()) {
-      if (!value.empty() || option->get_items_expected_min() == 0) continue;
-      throw InvalidInput(kWhere, option->get_name(), "nothing", "a value behind the flag");
-    }
-  }
-}
-
 /// Where the answer goes; prints the table or JSON and returns the exit code.
 int answer_job(const CLI::App& app, const PlanFlags& flags, const SourceTree& tree,
                const Streams& streams) {
@@ -228,19 +218,9 @@ int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
       kWhere);
   PlanFlags flags;
   add_flags(&app, &flags);
-  // CLI11 takes the last argument first.
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    streams.out << app.help();
-    return kExitDone;
-  } catch (const CLI::ParseError& error) {
-    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu plan --help` lists");
-  }
+  if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
   flags.has_explain = app.count("--explain") > 0;
   const bool job = is_job(flags.job);
-  refuse_empty(app);
   refuse_mixed(app, job);
   return job ? answer_job(app, flags, tree, streams) : answer(flags, tree, streams);
 }

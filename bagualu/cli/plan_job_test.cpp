@@ -125,6 +125,30 @@ TEST_F(PlanJob, ExplainsATensorWithItsNumbers) {
   EXPECT_NE(none.err.find("expert_fc1.out"), std::string::npos) << none.err;
 }
 
+TEST_F(PlanJob, ValuesAnActionByThePeakThatItLeaves) {
+  const auto heaviest = [](const Json& json) {
+    int64_t bytes = 0;
+    for (const Json& rank : json.at("ranks")) {
+      bytes = std::max(bytes, rank.at("loaded").at("peak_bytes").get<int64_t>());
+    }
+    return bytes;
+  };
+  const Json json = answer({});
+  int compared = 0;
+  for (const Json& action : json.at("actions")) {
+    const std::string name = action.at("name");
+    if (name != "recompute moe_act" && name != "offload expert_fc1") continue;
+    const Json changed =
+        answer({"--" + name.substr(0, name.find(' ')), name.substr(name.find(' ') + 1)});
+    EXPECT_EQ(action.at("peak_change_bytes"), heaviest(changed) - heaviest(json)) << name;
+    EXPECT_EQ(action.at("time_change_ns"), changed.at("time").at("iteration_ns").get<int64_t>() -
+                                               json.at("time").at("iteration_ns").get<int64_t>())
+        << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 2);
+}
+
 TEST_F(PlanJob, SearchesUnderTheBudget) {
   const Json json = answer({"--search", "--budget", "70GiB"});
   const Json& search = json.at("search");

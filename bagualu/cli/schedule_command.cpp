@@ -241,16 +241,7 @@ int run_schedule(const std::vector<std::string>& arguments, const Streams& strea
       kWhere);
   ScheduleFlags flags;
   add_flags(&app, &flags);
-  // CLI11 takes the last argument first.
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    streams.out << app.help();
-    return kExitDone;
-  } catch (const CLI::ParseError& error) {
-    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu schedule --help` lists");
-  }
+  if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
   return answer(flags, streams);
 }
 

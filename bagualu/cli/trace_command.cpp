@@ -140,15 +140,7 @@ int run_trace(const std::vector<std::string>& arguments, const Streams& streams)
       kWhere);
   TraceFlags flags;
   add_flags(&app, &flags);
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    streams.out << app.help();
-    return kExitDone;
-  } catch (const CLI::ParseError& error) {
-    throw InvalidInput(kWhere, "flags", error.what(), "what `bagualu trace --help` lists");
-  }
+  if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
   return answer(flags, streams);
 }
 

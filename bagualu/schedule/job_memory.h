@@ -63,13 +63,6 @@ struct JobMemoryPoint {
   int64_t peak_bytes = 0;   ///< highest inside the pass; both with static bytes
 };
 
-/// What one change of the job's settings does to a rank's peak.
-struct ActionValue {
-  std::string action;  ///< "recompute moe_act", "offload expert_fc1", "full recompute"
-  int64_t peak_bytes = 0;
-  int64_t gain_bytes = 0;  ///< of the peak; 0 where the peak lies elsewhere
-};
-
 class LayerProfileCache;
 
 /// Memory of one job's pipeline ranks.
@@ -112,9 +105,5 @@ class LayerProfileCache {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-/// Peak of a rank if one setting more were on (each recompute module, each offload module, full
-/// recompute), sorted by gain.
-std::vector<ActionValue> action_values(const Job& job, int64_t pp_rank, const RoutedLoads& loads);
 
 }  // namespace bagualu

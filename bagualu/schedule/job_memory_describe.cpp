@@ -14,8 +14,10 @@ namespace {
 
 constexpr size_t kLargest = 10;
 
-/// "layer12.rows" -> "rows".
+/// "layer12.rows" -> "rows": a name without its layer. What a layer graph receives is the layer's
+/// input, wherever the layer lies.
 std::string bare(std::string_view name) {
+  if (name == "stage_recv.out" || name == "embedding.out") return "layer_input";
   const size_t dot = name.starts_with("layer") ? name.find('.') : std::string_view::npos;
   return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
 }
@@ -263,42 +265,6 @@ RankMemory JobMemory::describe(int64_t pp_rank, const RoutedLoads& loads) const 
   memory.by_kind.push_back({"transients", peak.bytes - saved});
   memory.largest = report.tally().largest();
   return memory;
-}
-
-std::vector<ActionValue> action_values(const Job& job, int64_t pp_rank, const RoutedLoads& loads) {
-  std::vector<ActionValue> values;
-  const int64_t now = JobMemory(job).peak_bytes(pp_rank, loads);
-  const auto value = [&](std::string action, const Job& changed) {
-    const int64_t peak = JobMemory(changed).peak_bytes(pp_rank, loads);
-    values.push_back({std::move(action), peak, now - peak});
-  };
-  const auto has = [](const std::vector<std::string>& list, const char* name) {
-    return std::find(list.begin(), list.end(), name) != list.end();
-  };
-  if (job.recompute.granularity != RecomputeGranularity::kFull) {
-    for (const char* module :
-         {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"}) {
-      if (has(job.recompute.modules, module)) continue;
-      Job changed = job;
-      changed.recompute.granularity = RecomputeGranularity::kSelective;
-      changed.recompute.modules.emplace_back(module);
-      value(std::string("recompute ") + module, changed);
-    }
-    for (const char* module : {"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm",
-                               "expert_fc1", "moe_act", "dense_mlp"}) {
-      if (has(job.offload.modules, module)) continue;
-      Job changed = job;
-      changed.offload.modules.emplace_back(module);
-      value(std::string("offload ") + module, changed);
-    }
-    Job full = job;
-    full.recompute.granularity = RecomputeGranularity::kFull;
-    value("full recompute", full);
-  }
-  std::stable_sort(values.begin(), values.end(), [](const ActionValue& a, const ActionValue& b) {
-    return a.gain_bytes > b.gain_bytes;
-  });
-  return values;
 }
 
 }  // namespace bagualu

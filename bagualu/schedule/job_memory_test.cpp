@@ -264,21 +264,6 @@ TEST(JobMemory, RecomputedFusedAttentionSavesNothingQuadratic) {
   EXPECT_EQ(saving(), int64_t{4096} * 4096 * 16 * 2);
 }
 
-TEST(JobMemory, ActionsAreValuedByThePeakTheyLeave) {
-  const std::vector<ActionValue> values = action_values(reference_job(), 0, {});
-  ASSERT_FALSE(values.empty());
-  const int64_t now = JobMemory(reference_job()).peak_bytes(0, {});
-  for (size_t i = 0; i < values.size(); ++i) {
-    EXPECT_EQ(now - values[i].peak_bytes, values[i].gain_bytes) << values[i].action;
-    if (i > 0) {
-      EXPECT_GE(values[i - 1].gain_bytes, values[i].gain_bytes);
-    }
-    if (values[i].action == "recompute mla_up_proj") {
-      EXPECT_EQ(values[i].gain_bytes, 0) << "the model has no latents";
-    }
-  }
-}
-
 TEST(JobMemory, ACacheGivesTheSameBytes) {
   LayerProfileCache cache;
   for (int round = 0; round < 2; ++round) {
