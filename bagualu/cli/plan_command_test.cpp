@@ -11,50 +11,23 @@
 #include <vector>
 
 #include "bagualu/base/json.h"
+#include "bagualu/cli/test_command.h"
 
 namespace bagualu {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-class PlanCommand : public testing::Test {
+class PlanCommand : public CommandTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   /// `bagualu plan` on the demo model over 4 ranks, with more flags.
   static Outcome plan(std::vector<std::string> flags) {
     flags.insert(flags.begin(),
                  {"plan", "--model", preset("demo"), "--ep", "4", "--system",
                   std::string(BAGUALU_SOURCE_DIR) + "/configs/systems/cpu-2core.json"});
-    return line(flags);
+    return run_line(flags);
   }
-  static Outcome line(const std::vector<std::string>& arguments) {
-    std::ostringstream out;
-    std::ostringstream err;
-    const int code = run(arguments, {out, err});
-    return {code, out.str(), err.str()};
-  }
-  static std::string preset(const std::string& name) {
-    return std::string(BAGUALU_SOURCE_DIR) + "/configs/models/" + name + ".json";
-  }
-  fs::path write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
-    return folder_ / name;
-  }
-
-  fs::path folder_;
+  static std::string preset(const std::string& name) { return config("models", name); }
 };
 
 TEST_F(PlanCommand, PrintsATable) {
@@ -92,9 +65,10 @@ TEST_F(PlanCommand, ReadsAHuggingFaceConfig) {
       "vocab_size": 256, "tie_word_embeddings": false})");
   const Outcome outcome = plan({"--model", config.string(), "--seq", "32", "--json", "-"});
   EXPECT_EQ(outcome.code, kExitBadInput) << "--model twice";
-  const Outcome single = line({"plan", "--model", config.string(), "--system",
-                               std::string(BAGUALU_SOURCE_DIR) + "/configs/systems/cpu-2core.json",
-                               "--seq", "32", "--json", "-"});
+  const Outcome single =
+      run_line({"plan", "--model", config.string(), "--system",
+                std::string(BAGUALU_SOURCE_DIR) + "/configs/systems/cpu-2core.json", "--seq", "32",
+                "--json", "-"});
   EXPECT_EQ(single.code, kExitDone) << single.err;
   EXPECT_EQ(parse_json_object(single.out, "output").at("model").at("family"), "mixtral");
 }
@@ -133,15 +107,16 @@ TEST_F(PlanCommand, ExplainsItsChoicesOnlyWhenAsked) {
 }
 
 TEST_F(PlanCommand, RefusesToExplainLatentAttention) {
-  const Outcome outcome = line({"plan", "--model", preset("deepseek-v3"), "--ep", "8", "--explain",
-                                "--system", BAGUALU_SOURCE_DIR "/configs/systems/h800.json"});
+  const Outcome outcome =
+      run_line({"plan", "--model", preset("deepseek-v3"), "--ep", "8", "--explain", "--system",
+                BAGUALU_SOURCE_DIR "/configs/systems/h800.json"});
   EXPECT_EQ(outcome.code, kExitBadInput);
   EXPECT_EQ(outcome.out, "");
   EXPECT_NE(outcome.err.find("latent attention (MLA)"), std::string::npos) << outcome.err;
 }
 
 TEST_F(PlanCommand, HelpNamesUnitsAndDefaults) {
-  const Outcome outcome = line({"plan", "--help"});
+  const Outcome outcome = run_line({"plan", "--help"});
   EXPECT_EQ(outcome.code, kExitDone);
   for (const char* words : {"--budget SIZE", "--seq TOKENS", "[256]", "[fp32]", "MiB"}) {
     EXPECT_NE(outcome.out.find(words), std::string::npos) << words << "\n" << outcome.out;
@@ -150,14 +125,13 @@ TEST_F(PlanCommand, HelpNamesUnitsAndDefaults) {
 
 TEST_F(PlanCommand, RefusesBadInputInOneLineAndWritesNothing) {
   const std::string folder = folder_.string();
-  const std::string empty = write("empty.json", "").string();
-  const std::string cut = write("cut.json", "{\"layers\": 4,").string();
-  const std::string list = write("list.json", "[1]").string();
+  const std::string empty = write("empty.json", "");
+  const std::string cut = write("cut.json", "{\"layers\": 4,");
+  const std::string list = write("list.json", "[1]");
   const std::string top_k =
       write("top_k.json", R"({"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
-            "vocab": 256, "experts": 8, "top_k": 9, "expert_ffn": 64})")
-          .string();
-  const std::string family = write("family.json", R"({"model_type": "bert"})").string();
+            "vocab": 256, "experts": 8, "top_k": 9, "expert_ffn": 64})");
+  const std::string family = write("family.json", R"({"model_type": "bert"})");
   const std::string output = folder + "/out.json";
   // Flags after `bagualu plan --json OUT`, and what the complaint has to name.
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
@@ -198,7 +172,7 @@ TEST_F(PlanCommand, RefusesBadInputInOneLineAndWritesNothing) {
   for (const auto& [flags, named] : cases) {
     std::vector<std::string> arguments = {"plan", "--json", output};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    const Outcome outcome = line(arguments);
+    const Outcome outcome = run_line(arguments);
     EXPECT_EQ(outcome.code, kExitBadInput) << named;
     EXPECT_EQ(outcome.out, "") << named;
     EXPECT_NE(outcome.err.find(named), std::string::npos) << named << "\n" << outcome.err;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bagualu/base/json.h"
-#include "bagualu/cli/command_line.h"
+#include "bagualu/cli/test_command.h"
 #include "bagualu/model/parameters.h"
 
 namespace bagualu {
@@ -19,53 +19,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-Outcome line(const std::vector<std::string>& arguments) {
-  std::ostringstream out;
-  std::ostringstream err;
-  const int code = run(arguments, {out, err});
-  return {code, out.str(), err.str()};
-}
-
-std::string config(const std::string& kind, const std::string& name) {
-  return std::string(BAGUALU_SOURCE_DIR) + "/configs/" + kind + "/" + name + ".json";
-}
-
-/// Mixtral 8x7B on 32 H100, four stages, experts over eight ranks.
-std::vector<std::string> mixtral(std::vector<std::string> more) {
-  more.insert(more.begin(), {"plan", "--model", config("models", "mixtral-8x7b"), "--system",
-                             config("systems", "h100"), "--layout", "tp=1,pp=4,ep=8,dp=8",
-                             "--micro-batches", "16"});
-  return more;
-}
-
-Json answer(std::vector<std::string> more) {
-  more.insert(more.end(), {"--json", "-"});
-  return parse_json_object(line(mixtral(std::move(more))).out, "answer");
-}
-
-class PlanJob : public testing::Test {
+class PlanJob : public CommandTest {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::path(testing::TempDir()) /
-        (std::string("plan_job_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
+  /// Mixtral 8x7B on 32 H100, four stages, experts over eight ranks.
+  static std::vector<std::string> mixtral(std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", config("models", "mixtral-8x7b"), "--system",
+                               config("systems", "h100"), "--layout", "tp=1,pp=4,ep=8,dp=8",
+                               "--micro-batches", "16"});
+    return more;
   }
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string file(const std::string& name) const { return (folder_ / name).string(); }
 
-  fs::path folder_;
+  static Json answer(std::vector<std::string> more) {
+    more.insert(more.end(), {"--json", "-"});
+    return parse_json_object(run_line(mixtral(std::move(more))).out, "answer");
+  }
 };
 
 TEST_F(PlanJob, NamesEveryRankWithItsCause) {
-  const Outcome table = line(mixtral({}));
+  const Outcome table = run_line(mixtral({}));
   EXPECT_EQ(table.code, kExitDone) << table.err;
   for (const char* words : {"46.70 B parameters", "Et*8", "t*8L", "heaviest: rank 0",
                             "largest tensors alive then", "MFU", "one action more"}) {
@@ -94,11 +65,11 @@ TEST_F(PlanJob, TellsTheModelsOwnParameterCount) {
 TEST_F(PlanJob, ABudgetThatDoesNotHoldIsInfeasibleByTheMissingBytes) {
   const Json free = answer({});
   const int64_t peak = free.at("ranks")[0].at("loaded").at("peak_bytes");
-  const Outcome under = line(mixtral({"--budget", std::to_string(peak - 1)}));
+  const Outcome under = run_line(mixtral({"--budget", std::to_string(peak - 1)}));
   EXPECT_EQ(under.code, kExitInfeasible);
   EXPECT_NE(under.err.find("(1 bytes)"), std::string::npos) << under.err;
   EXPECT_EQ(std::count(under.err.begin(), under.err.end(), '\n'), 1);
-  EXPECT_EQ(line(mixtral({"--budget", std::to_string(peak)})).code, kExitDone);
+  EXPECT_EQ(run_line(mixtral({"--budget", std::to_string(peak)})).code, kExitDone);
 }
 
 TEST_F(PlanJob, ASpikeOfOneMicrobatchCostsItsShareOfThePeak) {
@@ -116,11 +87,11 @@ TEST_F(PlanJob, ASpikeOfOneMicrobatchCostsItsShareOfThePeak) {
 }
 
 TEST_F(PlanJob, ExplainsATensorWithItsNumbers) {
-  const Outcome text = line(mixtral({"--explain", "expert_fc1.out"}));
+  const Outcome text = run_line(mixtral({"--explain", "expert_fc1.out"}));
   EXPECT_EQ(text.code, kExitDone) << text.err;
   // 4096 tokens of top 2 give 8192 rows; gate and up of 14336 columns in bf16.
   EXPECT_NE(text.out.find("8192 rows * 57344 B"), std::string::npos) << text.out;
-  const Outcome none = line(mixtral({"--explain", "no_such"}));
+  const Outcome none = run_line(mixtral({"--explain", "no_such"}));
   EXPECT_EQ(none.code, kExitBadInput);
   EXPECT_NE(none.err.find("expert_fc1.out"), std::string::npos) << none.err;
 }
@@ -155,13 +126,13 @@ TEST_F(PlanJob, SearchesUnderTheBudget) {
   EXPECT_GT(search.at("configurations"), 100);
   ASSERT_FALSE(search.at("best").empty());
   for (const Json& point : search.at("best")) EXPECT_LE(point.at("peak_bytes"), 70LL << 30);
-  const Outcome none = line(mixtral({"--search", "--budget", "1GiB"}));
+  const Outcome none = run_line(mixtral({"--search", "--budget", "1GiB"}));
   EXPECT_EQ(none.code, kExitInfeasible);
   EXPECT_NE(none.err.find("every configuration is over the budget"), std::string::npos);
 }
 
 TEST_F(PlanJob, ForecastsFromARecordedRouting) {
-  std::ofstream log(file("routing.log"));
+  std::ofstream log(path("routing.log"));
   // Four iterations of the 32 layers; in one of them rank 1 gets 2.6 times the mean.
   for (int step = 0; step < 4; ++step) {
     for (int layer = 1; layer <= 32; ++layer) {
@@ -176,7 +147,7 @@ TEST_F(PlanJob, ForecastsFromARecordedRouting) {
   const Json calm = answer({"--imbalance", "1.4"});
   const std::string budget =
       std::to_string(calm.at("ranks")[0].at("loaded").at("peak_bytes").get<int64_t>());
-  const Json json = answer({"--routing", file("routing.log"), "--budget", budget});
+  const Json json = answer({"--routing", path("routing.log"), "--budget", budget});
   EXPECT_EQ(json.at("forecast").at("iterations"), 4);
   EXPECT_EQ(json.at("forecast").at("iterations_over"), 1);
   EXPECT_EQ(json.at("forecast").at("per_1000"), 250.0);
@@ -189,14 +160,14 @@ TEST_F(PlanJob, PlansForAColdRouter) {
 }
 
 TEST_F(PlanJob, EmitsFlagsThatReadBackAsTheSameJob) {
-  const Outcome flags = line(mixtral({"--emit", "megatron"}));
+  const Outcome flags = run_line(mixtral({"--emit", "megatron"}));
   ASSERT_EQ(flags.code, kExitDone) << flags.err;
-  std::ofstream(file("args.sh")) << flags.out;
+  std::ofstream(path("args.sh")) << flags.out;
   const std::vector<std::string> common = {"--system", config("systems", "h100"), "--json", "-"};
-  std::vector<std::string> again = {"plan", "--megatron-args", file("args.sh"), "--world-size",
+  std::vector<std::string> again = {"plan", "--megatron-args", path("args.sh"), "--world-size",
                                     "32"};
   again.insert(again.end(), common.begin(), common.end());
-  const Outcome back = line(again);
+  const Outcome back = run_line(again);
   ASSERT_EQ(back.code, kExitDone) << back.err;
   const Json json = parse_json_object(back.out, "answer");
   const Json first = answer({});
@@ -206,10 +177,10 @@ TEST_F(PlanJob, EmitsFlagsThatReadBackAsTheSameJob) {
 }
 
 TEST_F(PlanJob, WritesAPage) {
-  const Outcome outcome = line(mixtral({"--report", file("page.html")}));
+  const Outcome outcome = run_line(mixtral({"--report", path("page.html")}));
   EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
   std::stringstream text;
-  text << std::ifstream(file("page.html")).rdbuf();
+  text << std::ifstream(path("page.html")).rdbuf();
   EXPECT_NE(text.str().find("<svg"), std::string::npos);
   EXPECT_EQ(text.str().find("http://") != std::string::npos &&
                 text.str().find("http://www.w3.org") == std::string::npos,
@@ -217,7 +188,7 @@ TEST_F(PlanJob, WritesAPage) {
 }
 
 TEST_F(PlanJob, GivesTheSameBytesTwice) {
-  EXPECT_EQ(line(mixtral({})).out, line(mixtral({})).out);
+  EXPECT_EQ(run_line(mixtral({})).out, run_line(mixtral({})).out);
   EXPECT_EQ(answer({"--search"}), answer({"--search"}));
 }
 
@@ -243,13 +214,13 @@ TEST_F(PlanJob, RefusesBadInputInOneLineAndWritesNothing) {
       {{"--imbalance", "-1"}, "--imbalance"},
       {{"--imbalance", "nan"}, "--imbalance"},
       {{"--cold-router", "0"}, "--cold-router"},
-      {{"--routing", file("none.log")}, "none.log"},
+      {{"--routing", path("none.log")}, "none.log"},
       {{"--emit", "deepspeed"}, "--emit"},
       {{"--vocab", "32000"}, "--vocab"},
-      {{"--megatron-args", file("none.sh")}, "--model"},
+      {{"--megatron-args", path("none.sh")}, "--model"},
       {{"--seq", "0"}, "--seq"},
       {{"--budget", "many"}, "--budget"},
-      {{"--report", file("no/such/folder.html")}, "no/such"},
+      {{"--report", path("no/such/folder.html")}, "no/such"},
   };
   for (const auto& [flags, named] : cases) {
     std::vector<std::string> arguments = mixtral(flags);
@@ -257,7 +228,7 @@ TEST_F(PlanJob, RefusesBadInputInOneLineAndWritesNothing) {
       arguments.erase(std::find(arguments.begin(), arguments.end(), "--micro-batches"),
                       std::find(arguments.begin(), arguments.end(), "--micro-batches") + 2);
     }
-    const Outcome outcome = line(arguments);
+    const Outcome outcome = run_line(arguments);
     EXPECT_EQ(outcome.code, kExitBadInput) << named;
     EXPECT_EQ(outcome.out, "") << named;
     EXPECT_NE(outcome.err.find(named), std::string::npos) << named << "\n" << outcome.err;
@@ -265,8 +236,8 @@ TEST_F(PlanJob, RefusesBadInputInOneLineAndWritesNothing) {
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 0);
   for (const char* layout : {"tp=3,pp=4,ep=8,dp=8", "pp=4,ep=7,dp=8", "pp=64", "pp=4,vpp=9"}) {
-    const Outcome outcome = line({"plan", "--model", config("models", "mixtral-8x7b"), "--system",
-                                  config("systems", "h100"), "--layout", layout});
+    const Outcome outcome = run_line({"plan", "--model", config("models", "mixtral-8x7b"),
+                                      "--system", config("systems", "h100"), "--layout", layout});
     EXPECT_EQ(outcome.code, kExitBadInput) << layout << outcome.out;
   }
 }

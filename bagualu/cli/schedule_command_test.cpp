@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "bagualu/base/json.h"
+#include "bagualu/cli/test_command.h"
 
 namespace bagualu {
 namespace {
@@ -17,40 +18,16 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-struct Outcome {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-class ScheduleCommand : public testing::Test {
+class ScheduleCommand : public CommandTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   static Outcome schedule(std::vector<std::string> flags) {
     flags.insert(flags.begin(), "schedule");
-    std::ostringstream out;
-    std::ostringstream err;
-    const int code = run(flags, {out, err});
-    return {code, out.str(), err.str()};
-  }
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
-    return path(name);
+    return run_line(flags);
   }
   static std::string content(const std::string& path) {
     std::ifstream file(path);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-
-  fs::path folder_;
 };
 
 TEST_F(ScheduleCommand, DrawsAndCounts) {

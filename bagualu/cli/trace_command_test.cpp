@@ -10,38 +10,18 @@
 #include <vector>
 
 #include "bagualu/base/json.h"
+#include "bagualu/cli/test_command.h"
 
 namespace bagualu {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-class TraceCommand : public testing::Test {
+class TraceCommand : public CommandTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   static Outcome trace(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "trace");
-    std::ostringstream out;
-    std::ostringstream err;
-    const int code = run(arguments, {out, err});
-    return {code, out.str(), err.str()};
-  }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
-    return (folder_ / name).string();
+    return run_line(arguments);
   }
   /// Twenty iterations of layer 1 on two ranks: the first at 2.0, five at 1.3, the others at 1.0;
   /// one torn line.
@@ -57,8 +37,6 @@ class TraceCommand : public testing::Test {
     }
     return write("run.log", text + "step: 20, layer: 1, ran\n");
   }
-
-  fs::path folder_;
 };
 
 TEST_F(TraceCommand, PrintsTheDistributionAndWhatWasLeftOut) {
