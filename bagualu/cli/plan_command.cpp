@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <string_view>
 
 #include "bagualu/base/atomic_file.h"
 #include "bagualu/base/error.h"
@@ -158,6 +159,18 @@ void refuse_mixed(const CLI::App& app, bool job) {
   }
 }
 
+/// One answer of a job at a time: flags and tensors stand alone.
+void refuse_two_answers(const CLI::App& app) {
+  for (const char* first : {"--emit", "--explain"}) {
+    for (const char* other : {"--explain", "--json", "--report", "--search"}) {
+      if (app.count(first) == 0 || app.count(other) == 0 || first == std::string_view(other)) {
+        continue;
+      }
+      throw InvalidInput(kWhere, first, std::string(other) + " beside it", "one of the two");
+    }
+  }
+}
+
 /// Where the answer goes; prints the table or JSON and returns the exit code.
 int answer_job(const CLI::App& app, const PlanFlags& flags, const SourceTree& tree,
                const Streams& streams) {
@@ -222,6 +235,7 @@ int run_plan(const std::vector<std::string>& arguments, const SourceTree& tree,
   flags.has_explain = app.count("--explain") > 0;
   const bool job = is_job(flags.job);
   refuse_mixed(app, job);
+  if (job) refuse_two_answers(app);
   return job ? answer_job(app, flags, tree, streams) : answer(flags, tree, streams);
 }
 

@@ -16,13 +16,14 @@ class JobPlanner {
 
   JobPlanReport answer() {
     report_.worst_imbalance = worst_imbalance(job_);
+    report_.loads = possible_loads(request_.loads, job_);
     for (int64_t rank = 0; rank < job_.layout.pp; ++rank) add_rank(rank);
     const JobRank& heaviest = report_.ranks[report_.heaviest];
     if (request_.budget_bytes > 0) {
       report_.short_by_bytes =
           std::max<int64_t>(0, heaviest.loaded.peak_bytes - request_.budget_bytes);
     }
-    report_.time = job_time(job_, request_.system, request_.loads);
+    report_.time = job_time(job_, request_.system, report_.loads);
     report_.calm_time = job_time(job_, request_.system, {});
     report_.floor_bytes = floor();
     value_actions();
@@ -44,7 +45,7 @@ class JobPlanner {
     }
     row.static_bytes = memory_.static_bytes(rank);
     row.calm = memory_.describe(rank, {});
-    row.loaded = memory_.describe(rank, request_.loads);
+    row.loaded = memory_.describe(rank, report_.loads);
     row.worst_bytes = memory_.peak_bytes(rank, {.factor = report_.worst_imbalance});
     if (request_.budget_bytes > 0) {
       row.survivable_factor = largest_survivable_factor(job_, memory_, rank, request_.budget_bytes);
@@ -77,7 +78,7 @@ class JobPlanner {
       int64_t peak = 0;
       action.survivable_factor = report_.worst_imbalance;
       for (int64_t rank = 0; rank < job.layout.pp; ++rank) {
-        peak = std::max(peak, memory.peak_bytes(rank, request_.loads));
+        peak = std::max(peak, memory.peak_bytes(rank, report_.loads));
         if (request_.budget_bytes == 0) continue;
         action.survivable_factor =
             std::min(action.survivable_factor,
@@ -85,7 +86,7 @@ class JobPlanner {
       }
       action.peak_change_bytes = peak - report_.ranks[report_.heaviest].loaded.peak_bytes;
       action.time_change_ns =
-          job_time(job, request_.system, request_.loads).iteration_ns - report_.time.iteration_ns;
+          job_time(job, request_.system, report_.loads).iteration_ns - report_.time.iteration_ns;
       report_.actions.push_back(std::move(action));
     }
     // What lowers the peak first, by what a byte costs; what does not is worth nothing, and last.

@@ -55,6 +55,7 @@ struct JobPlanReport {
   std::vector<JobRank> ranks;
   size_t heaviest = 0;  ///< rank with the largest peak at the asked loads
   double worst_imbalance = 1;
+  RoutedLoads loads;  ///< the asked ones, without what no routing of this job can cause
   /// Least budget that survives every routing with every layer recomputed.
   int64_t floor_bytes = 0;
   JobTime time;  ///< at the asked loads

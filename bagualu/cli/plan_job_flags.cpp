@@ -13,6 +13,7 @@
 #include "bagualu/model/routing_loads.h"
 #include "bagualu/model/routing_log.h"
 #include "bagualu/model/strategy.h"
+#include "bagualu/provision/job_survival.h"
 
 namespace bagualu {
 namespace {
@@ -79,6 +80,10 @@ std::vector<std::pair<int64_t, double>> parse_spikes(const std::string& text,
     spikes.emplace_back(
         parse_int_flag(part.substr(0, equals), kWhere, "--spike", 0, microbatches - 1),
         parse_number_flag(part.substr(equals + 1), kWhere, "--spike", 0.0, 1e6));
+    for (size_t i = 0; i + 1 < spikes.size(); ++i) {
+      refuse(spikes[i].first == spikes.back().first, "--spike",
+             fmt::format("micro-batch {} twice", spikes[i].first), "each micro-batch once");
+    }
   }
   return spikes;
 }
@@ -96,6 +101,9 @@ Job job_from_megatron(const JobFlags& flags, const CommonPlanFlags& common,
   MegatronJob read = read_megatron_args(flags.megatron_args, options);
   request->ignored = std::move(read.ignored);
   request->unmodelled = std::move(read.unmodelled);
+  if (read.job.model.name.empty()) {
+    read.job.model.name = std::filesystem::path(flags.megatron_args).stem().string();
+  }
   return std::move(read.job);
 }
 
@@ -152,6 +160,20 @@ void set_batch(const JobFlags& flags, const CommonPlanFlags& common, Job* job) {
   job->microbatches = batch / at_once;
 }
 
+/// A load that no routing of this job can cause would answer a question that nobody has. A search
+/// looks at other layouts, each with a limit of its own.
+void refuse_impossible(const JobPlanRequest& request, const std::string& factor) {
+  const double worst = worst_imbalance(request.job);
+  const std::string allowed =
+      request.job.model.has_moe()
+          ? fmt::format("at most {:.6g}, the largest imbalance there can be in this job", worst)
+          : "at most 1: this model has no experts";
+  refuse(!factor.empty() && request.loads.factor > worst, "--imbalance", factor, allowed);
+  for (const auto& [microbatch, spike] : request.loads.spikes) {
+    refuse(spike > worst, "--spike", fmt::format("{}={:.6g}", microbatch, spike), allowed);
+  }
+}
+
 /// Recorded loads by iteration; the factor that is asked for stays the one of --imbalance.
 void set_loads(const JobFlags& flags, const CommonPlanFlags& common, JobPlanRequest* request) {
   const std::string& factor = common.imbalance;
@@ -160,6 +182,11 @@ void set_loads(const JobFlags& flags, const CommonPlanFlags& common, JobPlanRequ
   if (!flags.spike.empty()) {
     request->loads.spikes = parse_spikes(flags.spike, request->job.microbatches);
   }
+  if (!flags.search) refuse_impossible(*request, factor);
+  const char* forecast = !flags.routing.empty() ? "--routing" : "--cold-router";
+  refuse(request->budget_bytes == 0 && !(flags.routing.empty() && flags.cold_router.empty()),
+         forecast, "no budget to compare with",
+         "--budget beside it, or a --system with device_memory_bytes");
   if (!flags.cold_router.empty()) {
     request->cold_iterations =
         parse_int_flag(flags.cold_router, kWhere, "--cold-router", 1, 100000);

@@ -96,8 +96,8 @@ class JobPage {
                         : fmt::format("Heaviest is rank {} with {}, in {}.", heaviest.pp_rank, peak,
                                       cause_text(heaviest.loaded));
     page_.kinds.assign(kKindNames.begin(), kKindNames.end());
-    const bool one_factor = request_.loads.by_layer.empty() && request_.loads.spikes.empty();
-    page_.asked_factor = one_factor ? request_.loads.factor : 0;
+    const bool one_factor = report_.loads.by_layer.empty() && report_.loads.spikes.empty();
+    page_.asked_factor = one_factor ? report_.loads.factor : 0;
     const auto fact = [&](const char* name, std::string value) {
       page_.facts.emplace_back(name, std::move(value));
     };
@@ -105,7 +105,7 @@ class JobPage {
     fact("order", std::string(pipeline_kind_name(job_.pipeline)));
     fact("micro-batch", fmt::format("{} x {} tokens", job_.micro_batch_size, job_.seq));
     fact("micro-batches per step", std::to_string(job_.microbatches));
-    fact("asked load", one_factor ? fmt::format("{:.2f}x", request_.loads.factor) : "as given");
+    fact("asked load", one_factor ? fmt::format("{:.2f}x", report_.loads.factor) : "as given");
     fact("largest imbalance there can be", fmt::format("{:.2f}x", report_.worst_imbalance));
     if (request_.budget_bytes > 0) fact("budget", format_bytes(request_.budget_bytes));
     fact("system", request_.system.name);
@@ -144,7 +144,7 @@ class JobPage {
 
   void add_series(const JobRank& rank, const TimedOrder& timed) {
     const auto r = static_cast<size_t>(rank.pp_rank);
-    const std::vector<JobMemoryPoint> points = memory_.over_time(rank.pp_rank, request_.loads);
+    const std::vector<JobMemoryPoint> points = memory_.over_time(rank.pp_rank, report_.loads);
     const bool has_times = points.size() == timed.order.ranks[r].size();
     if (!has_times) page_.time_unit = "passes";
     const double unit_ns = timed.run.makespan_ns >= kLongNs ? 1e9 : 1e6;

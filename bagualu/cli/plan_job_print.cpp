@@ -82,20 +82,23 @@ void print_head(const JobPlanRequest& request, const JobPlanReport& report, std:
 
 void print_ranks(const JobPlanRequest& request, const JobPlanReport& report, std::ostream& out) {
   const bool budget = request.budget_bytes > 0;
-  const std::string loaded = request.loads.spikes.empty() && request.loads.by_layer.empty()
-                                 ? factor_text(request.loads.factor)
-                                 : "asked loads";
-  out << fmt::format("\n{:<6}{:<16}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", "rank", "holds",
-                     "static", "in flight", "peak 1.00x", "peak " + loaded, "worst",
+  const std::string loaded = report.loads.spikes.empty() && report.loads.by_layer.empty()
+                                 ? factor_text(report.loads.factor)
+                                 : "as asked";
+  size_t width = 14;
+  for (const JobRank& rank : report.ranks) width = std::max(width, rank.content.size());
+  out << fmt::format("\n{:<6}{:<{}}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", "rank", "holds",
+                     width + 2, "static", "in flight", "peak 1.00x", "peak " + loaded, "worst",
                      budget ? "survives" : "", "cause of the peak");
   for (const JobRank& rank : report.ranks) {
     const bool over = budget && rank.loaded.peak_bytes > request.budget_bytes;
-    out << fmt::format(
-        "{:<6}{:<16}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", rank.pp_rank, rank.content,
-        format_bytes(rank.static_bytes), rank.loaded.in_flight, format_bytes(rank.calm.peak_bytes),
-        format_bytes(rank.loaded.peak_bytes) + (over ? " over" : ""),
-        format_bytes(rank.worst_bytes), budget ? factor_text(rank.survivable_factor) : "",
-        cause_text(rank.loaded.cause));
+    out << fmt::format("{:<6}{:<{}}{:<11}{:<11}{:<12}{:<16}{:<11}{:<10}{}\n", rank.pp_rank,
+                       rank.content, width + 2, format_bytes(rank.static_bytes),
+                       rank.loaded.in_flight, format_bytes(rank.calm.peak_bytes),
+                       format_bytes(rank.loaded.peak_bytes) + (over ? " over" : ""),
+                       format_bytes(rank.worst_bytes),
+                       budget ? factor_text(rank.survivable_factor) : "",
+                       cause_text(rank.loaded.cause));
   }
 }
 
@@ -166,10 +169,12 @@ void print_forecast(const char* label, const OomForecast& forecast, std::ostream
 void print_points(const SearchResult& search, const std::vector<SearchPoint>& points,
                   std::ostream& out) {
   for (const SearchPoint& point : points) {
-    out << fmt::format("{:<44}{:<14}{:<5}{:<28}{:<12}{:<8}{:<12}{}\n", layout_text(point.layout),
+    const bool timed = point.iteration_ns > 0;  // not of one that does not fit
+    out << fmt::format("{:<44}{:<14}{:<5}{:<32}{:<12}{:<8}{:<12}{}\n", layout_text(point.layout),
                        pipeline_kind_name(point.pipeline), point.micro_batch_size,
-                       search.recompute[point.recompute].name, format_ns(point.iteration_ns),
-                       fmt::format("{:.1f} %", 100 * point.mfu_fraction),
+                       search.recompute[point.recompute].name,
+                       timed ? format_ns(point.iteration_ns) : "-",
+                       timed ? fmt::format("{:.1f} %", 100 * point.mfu_fraction) : "-",
                        format_bytes(point.peak_bytes), factor_text(point.survivable_factor));
   }
 }
@@ -183,7 +188,7 @@ void print_search(const SearchResult& search, std::ostream& out) {
     print_points(search, {search.nearest}, out);
     return;
   }
-  out << fmt::format("{:<44}{:<14}{:<5}{:<28}{:<12}{:<8}{:<12}{}\n", "fastest", "order", "mbs",
+  out << fmt::format("{:<44}{:<14}{:<5}{:<32}{:<12}{:<8}{:<12}{}\n", "fastest", "order", "mbs",
                      "recompute", "iteration", "MFU", "peak", "survives");
   print_points(search, search.best, out);
   out << "throughput against survivable imbalance: each survives more than every faster one\n";
@@ -313,7 +318,7 @@ Json to_json(const JobPlanRequest& request, const JobPlanReport& report) {
         {"mtp", mtp_parameters(model)}}},
       {"job", job_json(request.job)},
       {"system", request.system.name},
-      {"imbalance", request.loads.factor},
+      {"imbalance", report.loads.factor},
       {"budget_bytes", request.budget_bytes > 0 ? Json(request.budget_bytes) : Json(nullptr)},
       {"worst_imbalance", report.worst_imbalance},
       {"floor_bytes", report.floor_bytes},

@@ -86,6 +86,23 @@ TEST_F(PlanJob, ASpikeOfOneMicrobatchCostsItsShareOfThePeak) {
               0.1 * static_cast<double>(all - calm));
 }
 
+TEST_F(PlanJob, LooksAtNoLoadThatTheLayoutCannotHave) {
+  // One rank with all experts gets tokens * top_k rows, however they are routed; and a model
+  // without experts has no rows. So nothing differs from a balanced router.
+  for (const auto& [model, layout] :
+       {std::pair{"mixtral-8x7b", "pp=4,dp=8"}, std::pair{"llama-3-70b", "tp=8,pp=4"}}) {
+    const Outcome outcome =
+        run_line({"plan", "--model", config("models", model), "--system", config("systems", "h100"),
+                  "--layout", layout, "--json", "-"});
+    const Json plan = parse_json_object(outcome.out, "answer");
+    EXPECT_EQ(plan.at("imbalance"), 1.0) << model;
+    for (const Json& rank : plan.at("ranks")) {
+      EXPECT_EQ(rank.at("loaded").at("peak_bytes"), rank.at("calm").at("peak_bytes")) << model;
+      EXPECT_EQ(rank.at("loaded").at("peak_bytes"), rank.at("worst_bytes")) << model;
+    }
+  }
+}
+
 TEST_F(PlanJob, ExplainsATensorWithItsNumbers) {
   const Outcome text = run_line(mixtral({"--explain", "expert_fc1.out"}));
   EXPECT_EQ(text.code, kExitDone) << text.err;
@@ -213,6 +230,13 @@ TEST_F(PlanJob, RefusesBadInputInOneLineAndWritesNothing) {
       {{"--spike", "1"}, "--spike"},
       {{"--imbalance", "-1"}, "--imbalance"},
       {{"--imbalance", "nan"}, "--imbalance"},
+      {{"--imbalance", "4.01"}, "at most 4,"},  // 8 ranks of one expert, top 2
+      {{"--spike", "1=5"}, "1=5"},
+      {{"--spike", "1=2,1=3"}, "micro-batch 1 twice"},
+      {{"--emit", "megatron", "--json", "-"}, "--json"},
+      {{"--emit", "megatron", "--search"}, "--search"},
+      {{"--explain", "rows", "--report", path("page.html")}, "--report"},
+      {{"--json", ""}, "--json"},
       {{"--cold-router", "0"}, "--cold-router"},
       {{"--routing", path("none.log")}, "none.log"},
       {{"--emit", "deepspeed"}, "--emit"},
@@ -234,6 +258,13 @@ TEST_F(PlanJob, RefusesBadInputInOneLineAndWritesNothing) {
     EXPECT_NE(outcome.err.find(named), std::string::npos) << named << "\n" << outcome.err;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
+  const Outcome no_budget =
+      run_line({"plan", "--model", config("models", "mixtral-8x7b"), "--system",
+                config("systems", "cpu-2core"), "--layout", "pp=4", "--cold-router", "9"});
+  EXPECT_EQ(no_budget.code, kExitBadInput) << "nothing to compare with, so no forecast";
+  const Outcome folder = run_line({"plan", "--megatron-args", folder_.string()});
+  EXPECT_EQ(folder.code, kExitBadInput);
+  EXPECT_NE(folder.err.find("a folder"), std::string::npos) << folder.err;
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 0);
   for (const char* layout : {"tp=3,pp=4,ep=8,dp=8", "pp=4,ep=7,dp=8", "pp=64", "pp=4,vpp=9"}) {
     const Outcome outcome = run_line({"plan", "--model", config("models", "mixtral-8x7b"),

@@ -112,6 +112,8 @@ TEST_F(ScheduleCommand, RefusesInOneLineThatNamesTheFlag) {
   refused({"--send", "x"}, "--send");
   refused({"--pp", "60000", "--micro-batches", "60000"}, "--micro-batches: found 60000");
   refused({"--nonsense"}, "flags");
+  refused({"--read", ""}, "--read: found nothing");
+  refused({"--json", ""}, "--json: found nothing");
 }
 
 TEST_F(ScheduleCommand, RefusesFilesThatDoNotFit) {

@@ -34,7 +34,7 @@ int64_t parse_count(std::string_view text, const std::string& where, const std::
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < 1 || value > max) {
-    throw InvalidInput(where, field, std::string(text),
+    throw InvalidInput(where, field, text.empty() ? "nothing" : std::string(text),
                        fmt::format("an integer from 1 to {}", max));
   }
   return value;
@@ -103,11 +103,15 @@ JobLayout parse_layout(std::string_view text, const std::string& where, const st
     const std::string_view key = part.substr(0, equals);
     const auto found = keys.find(key);
     if (found == keys.end() || equals == std::string_view::npos) {
-      throw InvalidInput(where, field, std::string(part),
+      throw InvalidInput(where, field, part.empty() ? "an empty part" : std::string(part),
                          "tp, cp, pp, vpp, ep, etp, dp or sp, each at most once, as tp=2,pp=4");
     }
     const std::string_view value = part.substr(equals + 1);
-    *found->second = key == "sp" && value == "0" ? 0 : parse_count(value, where, field);
+    const std::string named = fmt::format("{}, {}", field, key);
+    if (key == "sp" && value != "0" && value != "1") {
+      throw InvalidInput(where, named, value.empty() ? "nothing" : std::string(value), "0 or 1");
+    }
+    *found->second = value == "0" && key == "sp" ? 0 : parse_count(value, where, named);
     keys.erase(found);
     begin = end + 1;
   }
@@ -394,15 +398,15 @@ void validate(const Job& job, const std::string& where) {
   validate_stages(job, where);
   const JobLayout& l = job.layout;
   needs(job.micro_batch_size >= 1 && job.micro_batch_size <= kMaxSize, where, "micro_batch_size",
-        fmt::format("{}", job.micro_batch_size), "1 or more");
+        fmt::format("{}", job.micro_batch_size), fmt::format("1 to {}", kMaxSize));
   needs(job.seq >= 1 && job.seq <= INT32_MAX, where, "seq", fmt::format("{}", job.seq),
-        "1 or more");
+        fmt::format("1 to {}", INT32_MAX));
   needs(job.micro_batch_size * job.seq <= INT32_MAX, where, "micro_batch_size",
         fmt::format("{} tokens", job.micro_batch_size * job.seq), "fewer than 2^31 tokens");
   needs(job.seq % (l.cp * (l.sequence_parallel ? l.tp : 1)) == 0, where, "seq",
         fmt::format("{}", job.seq), "a multiple of cp, and of cp * tp with sequence parallelism");
   needs(job.microbatches >= 1 && job.microbatches <= kMaxSize, where, "microbatches",
-        fmt::format("{}", job.microbatches), "1 or more");
+        fmt::format("{}", job.microbatches), fmt::format("1 to {}", kMaxSize));
   needs(job.pipeline != PipelineKind::kInterleaved || l.pp == 1 || job.microbatches % l.pp == 0,
         where, "microbatches", fmt::format("{}", job.microbatches),
         fmt::format("a multiple of pp = {}, as interleaving needs", l.pp));

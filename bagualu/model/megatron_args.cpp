@@ -319,9 +319,13 @@ MegatronJob parse_megatron_args(std::string_view text, std::string_view format,
 }
 
 MegatronJob read_megatron_args(const std::filesystem::path& path, const MegatronOptions& options) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {  // opens, and then throws when it is read
+    throw InvalidInput(path.string(), "file", "a folder", "a file of arguments");
+  }
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file || std::filesystem::is_directory(path)) {
+  if (!file) {
     throw InvalidInput(path.string(), "file", "missing or unreadable", "a file of arguments");
   }
   std::string ending = path.extension().string();

@@ -123,6 +123,7 @@ class Searcher {
     ++result_.configurations;
     if (result_.fitting > 0 && !static_fits()) return;
     const JobMemory memory(job_, &cache_);
+    const RoutedLoads loads = possible_loads(loads_, job_);
     SearchPoint point;
     point.layout = job_.layout;
     point.pipeline = job_.pipeline;
@@ -130,7 +131,7 @@ class Searcher {
     point.microbatches = job_.microbatches;
     point.recompute = recompute;
     for (int64_t rank = 0; rank < job_.layout.pp; ++rank) {
-      point.peak_bytes = std::max(point.peak_bytes, memory.peak_bytes(rank, loads_));
+      point.peak_bytes = std::max(point.peak_bytes, memory.peak_bytes(rank, loads));
       if (point.peak_bytes > budget_bytes_ && result_.fitting > 0) return;
     }
     if (point.peak_bytes > budget_bytes_) {
@@ -141,7 +142,7 @@ class Searcher {
       return;
     }
     ++result_.fitting;
-    const JobTime time = job_time(job_, system_, loads_);
+    const JobTime time = job_time(job_, system_, loads);
     point.iteration_ns = time.iteration_ns;
     point.tokens_per_s = time.tokens_per_s;
     point.mfu_fraction = time.mfu_fraction;

@@ -60,7 +60,7 @@ struct SearchResult {
 /// Job of a point: `base` with the point's layout, order, batch and recompute, stages anew.
 Job job_of(const Job& base, const SearchResult& result, const SearchPoint& point);
 
-/// Every configuration of the space under the budget at `loads`.
+/// Every configuration of the space under the budget at possible_loads() of `loads`.
 /// Requires: base passed validate(); its microbatches and layout give the global batch.
 /// Cost:     about 50 us per configuration, see BM_JobSearch.
 SearchResult search_jobs(const Job& base, const SystemSpec& system, SearchSpace space,

@@ -45,9 +45,10 @@ TEST(JobSearch, EveryAnswerIsAValidJobThatFitsAndIsPricedAsAlone) {
     validate(job, "found");
     EXPECT_EQ(job.layout.world_size, 64);
     EXPECT_EQ(job.micro_batch_size * job.microbatches * job.layout.dp(), 32 * 8);
-    EXPECT_EQ(heaviest(job, loads), point.peak_bytes);
+    const RoutedLoads possible = possible_loads(loads, job);  // 1 where a rank has every expert
+    EXPECT_EQ(heaviest(job, possible), point.peak_bytes);
     EXPECT_LE(point.peak_bytes, 80 * kGiB);
-    EXPECT_EQ(job_time(job, h100(), loads).iteration_ns, point.iteration_ns);
+    EXPECT_EQ(job_time(job, h100(), possible).iteration_ns, point.iteration_ns);
   }
   for (size_t i = 1; i < found.best.size(); ++i) {
     EXPECT_LE(found.best[i - 1].iteration_ns, found.best[i].iteration_ns);

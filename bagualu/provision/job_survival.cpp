@@ -36,6 +36,13 @@ double worst_imbalance(const Job& job) {
   return job.moe.capacity_factor > 0 ? std::min(job.moe.capacity_factor, reach) : reach;
 }
 
+RoutedLoads possible_loads(RoutedLoads loads, const Job& job) {
+  const double worst = worst_imbalance(job);
+  loads.factor = std::min(loads.factor, worst);
+  for (auto& [microbatch, factor] : loads.spikes) factor = std::min(factor, worst);
+  return loads;
+}
+
 double largest_survivable_factor(const Job& job, const JobMemory& memory, int64_t pp_rank,
                                  int64_t budget_bytes) {
   const double worst = worst_imbalance(job);

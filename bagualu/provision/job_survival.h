@@ -17,6 +17,10 @@ namespace bagualu {
 /// Source: docs/design.md, section 6 (worst case EP * S * min(k, local experts)).
 double worst_imbalance(const Job& job);
 
+/// The loads without what no routing can cause: factors and spikes are at most worst_imbalance().
+/// Recorded loads by layer are left as they are.
+RoutedLoads possible_loads(RoutedLoads loads, const Job& job);
+
 /// Largest factor, the same in every layer and micro-batch, at which this rank's peak is at most
 /// the budget. 0: not even with no rows at all; the worst imbalance if every routing fits.
 /// Units:   found to 1/1024.

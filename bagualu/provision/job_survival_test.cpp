@@ -34,6 +34,15 @@ TEST(WorstImbalance, EndsAtTheCapacity) {
   EXPECT_DOUBLE_EQ(worst_imbalance(job), 1.5);
 }
 
+TEST(PossibleLoads, EndAtTheWorstImbalance) {
+  const Job job = job_of("mixtral-8x7b", "pp=4,ep=8,dp=8");  // 4 at most
+  const RoutedLoads asked = {.factor = 5, .spikes = {{3, 9.0}, {4, 2.0}}};
+  const RoutedLoads expected = {.factor = 4, .spikes = {{3, 4.0}, {4, 2.0}}};
+  EXPECT_EQ(possible_loads(asked, job), expected);
+  const RoutedLoads below = {.factor = 0.5};
+  EXPECT_EQ(possible_loads(below, job), below);
+}
+
 TEST(LargestSurvivableFactor, IsTheLastThatFits) {
   const Job job = job_of("mixtral-8x7b", "pp=4,ep=8,dp=8");
   const JobMemory memory(job);
