@@ -54,9 +54,10 @@ void add_flags(CLI::App* app, PlanFlags* flags) {
       "model: native JSON, Hugging Face config.json, or a name from configs/models (needed)");
   add("--ep", &flags->ep, "RANKS", "ranks that share one copy of the experts");
   add("--world-size", &flags->world_size, "RANKS", "ranks in all [as --ep]");
-  add("--micro-batch-size", &flags->micro_batch_size, "SEQUENCES", "per micro-batch and rank");
-  add("--seq", &flags->seq, "TOKENS", "per sequence");
-  add("--micro-batches", &flags->microbatches, "COUNT", "micro-batches per optimizer step");
+  add("--micro-batch-size", &flags->micro_batch_size, "SEQUENCES",
+      "per micro-batch and rank (a job: 1)");
+  add("--seq", &flags->seq, "TOKENS", "per sequence (a job: 4096)");
+  add("--micro-batches", &flags->microbatches, "COUNT", "per optimizer step (a job: 1)");
   add("--dtype", &flags->dtype, "fp32|bf16", "of activations; master weights are fp32");
   add("--budget", &flags->budget, "SIZE",
       "device memory of a rank, as 96MiB [none: policies are not tried]");
@@ -69,7 +70,7 @@ void add_flags(CLI::App* app, PlanFlags* flags) {
       "policies to try [all]: save-all, full-recompute, selective (core_attn), static (fitted to "
       "1.2x), threshold, adapipe, kwai, retry, adaptive");
   add("--system", &flags->system, "FILE|NAME",
-      "machine whose rates price the choices: a file or a name from configs/systems");
+      "machine whose rates price the choices: a file or a name from configs/systems (a job: h100)");
   add("--json", &flags->json, "FILE|-", "write the answer as JSON; with - instead of the table");
   app->add_option(
          "--explain", flags->explain,

@@ -26,8 +26,10 @@ struct JobPlanRequest {
   bool budget_of_system = false;   ///< not asked for: the device's memory
   std::vector<RoutedLoads> trace;  ///< one per recorded iteration
   std::string trace_name;
+  int64_t trace_left_out = 0;  ///< records and lines of it that could not be used
   int64_t cold_iterations = 0;  ///< 0: the router is taken as trained
   bool search = false;
+  bool search_alone = false;  ///< no layout was asked for: only the search answers
   std::vector<std::string> ignored;  ///< keys of the files that matter to neither memory nor time
   std::vector<std::string> unmodelled;  ///< keys that do, and that the answer leaves out
 };

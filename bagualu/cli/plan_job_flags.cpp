@@ -194,6 +194,7 @@ void set_loads(const JobFlags& flags, const CommonPlanFlags& common, JobPlanRequ
   if (flags.routing.empty()) return;
   request->trace_name = flags.routing;
   RoutingTrace trace = read_routing_logs({flags.routing});
+  for (const LeftOut& left : trace.left_out) request->trace_left_out += left.count;
   if (trace.per_expert) {
     trace = fold_experts(trace, request->job.layout.ep, flags.routing, "experts");
   }
@@ -293,6 +294,8 @@ JobPlanRequest job_request(const JobFlags& flags, const CommonPlanFlags& common,
   set_system(common, tree, &request);
   set_loads(flags, common, &request);
   request.search = flags.search;
+  request.search_alone =
+      flags.search && flags.layout.empty() && flags.strategy.empty() && !from_args;
   return request;
 }
 

@@ -8,6 +8,7 @@
 #include "bagualu/base/units.h"
 #include "bagualu/cli/plan_job.h"
 #include "bagualu/model/parameters.h"
+#include "bagualu/model/strategy.h"
 
 namespace bagualu {
 namespace {
@@ -50,13 +51,7 @@ void print_names(const char* label, const std::vector<std::string>& names, std::
   if (!names.empty()) out << fmt::format("{}: {}\n", label, fmt::join(names, ", "));
 }
 
-void print_head(const JobPlanRequest& request, const JobPlanReport& report, std::ostream& out) {
-  const Job& job = request.job;
-  const ModelSpec& model = job.model;
-  out << fmt::format("{}: {} parameters ({} per token), {} layers", model.name,
-                     count_text(total_parameters(model)), count_text(active_parameters(model)),
-                     model.layers);
-  if (model.has_moe()) out << fmt::format(", {} experts, top {}", model.experts, model.top_k);
+void print_asked_job(const Job& job, std::ostream& out) {
   out << fmt::format("\n{} ranks: {}; {}, stages {}\n", job.layout.world_size,
                      layout_text(job.layout), pipeline_kind_name(job.pipeline),
                      stages_text(job.stages));
@@ -67,12 +62,28 @@ void print_head(const JobPlanRequest& request, const JobPlanReport& report, std:
     out << fmt::format("; offload {} ({:.0f} %)", fmt::join(job.offload.modules, ", "),
                        100 * job.offload.fraction);
   }
+}
+
+void print_head(const JobPlanRequest& request, const JobPlanReport& report, std::ostream& out) {
+  const Job& job = request.job;
+  const ModelSpec& model = job.model;
+  out << fmt::format("{}: {} parameters ({} per token), {} layers", model.name,
+                     count_text(total_parameters(model)), count_text(active_parameters(model)),
+                     model.layers);
+  if (model.has_moe()) out << fmt::format(", {} experts, top {}", model.experts, model.top_k);
+  if (request.search_alone) {
+    out << fmt::format("\n{} ranks, {} tokens per sequence, {} sequences per step",
+                       job.layout.world_size, job.seq,
+                       job.micro_batch_size * job.microbatches * job.layout.dp());
+  } else {
+    print_asked_job(job, out);
+  }
   out << fmt::format("\nsystem {} ({})", request.system.name, request.system.provenance);
   if (request.budget_bytes > 0) {
     out << fmt::format(", budget {}{}", format_bytes(request.budget_bytes),
                        request.budget_of_system ? " (the device's memory)" : "");
   }
-  if (model.has_moe()) {
+  if (model.has_moe() && !request.search_alone) {
     out << fmt::format("; largest imbalance there can be {}", factor_text(report.worst_imbalance));
   }
   out << '\n';
@@ -317,6 +328,7 @@ Json to_json(const JobPlanRequest& request, const JobPlanReport& report) {
         {"active", active_parameters(model)},
         {"mtp", mtp_parameters(model)}}},
       {"job", job_json(request.job)},
+      {"strategy", strategy_to_json(request.job)},
       {"system", request.system.name},
       {"imbalance", report.loads.factor},
       {"budget_bytes", request.budget_bytes > 0 ? Json(request.budget_bytes) : Json(nullptr)},
@@ -330,7 +342,10 @@ Json to_json(const JobPlanRequest& request, const JobPlanReport& report) {
       {"actions", actions},
       {"ignored", request.ignored},
       {"unmodelled", request.unmodelled}};
-  if (report.forecast) answer["forecast"] = forecast_json(*report.forecast);
+  if (report.forecast) {
+    answer["forecast"] = forecast_json(*report.forecast);
+    answer["forecast"]["left_out"] = request.trace_left_out;
+  }
   if (report.cold_forecast) answer["cold_forecast"] = forecast_json(*report.cold_forecast);
   if (report.search) answer["search"] = search_json(*report.search);
   return answer;
@@ -338,6 +353,10 @@ Json to_json(const JobPlanRequest& request, const JobPlanReport& report) {
 
 void print_table(const JobPlanRequest& request, const JobPlanReport& report, std::ostream& out) {
   print_head(request, report, out);
+  if (request.search_alone) {
+    print_search(*report.search, out);
+    return;
+  }
   print_ranks(request, report, out);
   print_peak(request, report, out);
   print_time(report, out);
@@ -345,6 +364,10 @@ void print_table(const JobPlanRequest& request, const JobPlanReport& report, std
   if (report.forecast || report.cold_forecast) out << '\n';
   if (report.forecast) {
     print_forecast(("routing of " + request.trace_name).c_str(), *report.forecast, out);
+    if (request.trace_left_out > 0) {
+      out << fmt::format("  {} records of the log could not be used; `bagualu trace` tells which\n",
+                         request.trace_left_out);
+    }
   }
   if (report.cold_forecast) print_forecast("cold router", *report.cold_forecast, out);
   if (report.search) print_search(*report.search, out);
