@@ -130,7 +130,7 @@ void set_layout(const JobFlags& flags, const CommonPlanFlags& common, Job* job) 
   } else if (job->layout.vpp > 1 && job->pipeline == PipelineKind::k1F1B) {
     job->pipeline = PipelineKind::kInterleaved;
   }
-  const int64_t per_rank = is_v_shaped(job->pipeline) ? 2 : job->layout.vpp;
+  const int64_t per_rank = virtual_stages_per_rank(job->pipeline, job->layout.vpp);
   if (!flags.stages.empty()) {
     job->stages =
         parse_stages(flags.stages, job->model, job->layout.pp * per_rank, kWhere, "--stages");

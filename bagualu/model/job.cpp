@@ -70,14 +70,18 @@ bool is_v_shaped(PipelineKind kind) {
          kind == PipelineKind::kDualPipeV;
 }
 
+int64_t virtual_stages_per_rank(PipelineKind kind, int64_t vpp) {
+  return is_v_shaped(kind) ? 2 : vpp;
+}
+
+int64_t rank_of_stage(PipelineKind kind, int64_t pp, int64_t stage) {
+  if (is_v_shaped(kind)) return stage < pp ? stage : 2 * pp - 1 - stage;
+  return stage % pp;
+}
+
 int64_t Job::padded_vocab() const {
   const int64_t multiple = vocab_multiple * layout.tp;
   return (model.vocab + multiple - 1) / multiple * multiple;
-}
-
-int64_t Job::rank_of_stage(int64_t stage) const {
-  if (is_v_shaped(pipeline)) return stage < layout.pp ? stage : 2 * layout.pp - 1 - stage;
-  return stage % layout.pp;
 }
 
 std::vector<int64_t> Job::stages_of_rank(int64_t pp_rank) const {
@@ -366,7 +370,7 @@ void validate_layout(const Job& job, const std::string& where) {
 }
 
 void validate_stages(const Job& job, const std::string& where) {
-  const int64_t per_rank = is_v_shaped(job.pipeline) ? 2 : job.layout.vpp;
+  const int64_t per_rank = virtual_stages_per_rank(job.pipeline, job.layout.vpp);
   needs(static_cast<int64_t>(job.stages.size()) == job.layout.pp * per_rank, where, "stages",
         fmt::format("{}", job.stages.size()),
         fmt::format("pp * {} = {}", per_rank, job.layout.pp * per_rank));

@@ -62,6 +62,10 @@ PipelineKind parse_pipeline_kind(std::string_view text, const std::string& where
                                  const std::string& field);
 /// True where rank r holds virtual stages r and 2 * pp - 1 - r.
 bool is_v_shaped(PipelineKind kind);
+/// Virtual stages of a rank: two in the V shapes, whatever vpp says.
+int64_t virtual_stages_per_rank(PipelineKind kind, int64_t vpp);
+/// Rank that holds a virtual stage (DualPipe: of the first of its two copies of the model).
+int64_t rank_of_stage(PipelineKind kind, int64_t pp, int64_t stage);
 
 /// Bytes of one parameter, by what they are for.
 struct OptimizerSettings {
@@ -199,7 +203,9 @@ struct Job {
   int64_t padded_vocab() const;
   int64_t stages_per_rank() const { return static_cast<int64_t>(stages.size()) / layout.pp; }
   /// Pipeline rank of a virtual stage, and the virtual stages of a rank in the model's order.
-  int64_t rank_of_stage(int64_t stage) const;
+  int64_t rank_of_stage(int64_t stage) const {
+    return bagualu::rank_of_stage(pipeline, layout.pp, stage);
+  }
   std::vector<int64_t> stages_of_rank(int64_t pp_rank) const;
   bool operator==(const Job&) const = default;
 };

@@ -27,7 +27,7 @@ const Names kOptimizers = {"adam", "sgd"};
 /// Fills fields from an object; what the object does not say stays.
 class Reading {
  public:
-  Reading(const Json& object, std::string where) : reader_(object, std::move(where)) {}
+  explicit Reading(JsonReader* reader) : reader_(*reader) {}
 
   void field(const char* key, int64_t* value, int64_t min, int64_t max) {
     *value = reader_.int64_or(key, *value, min, max);
@@ -60,12 +60,11 @@ class Reading {
   template <class Fields>
   void section(const char* key, Fields fields) {
     if (!reader_.has(key)) return;
-    Reading inner(reader_.object(key), reader_.where() + "." + key);
+    JsonReader object(reader_.object(key), reader_.where() + "." + key);
+    Reading inner(&object);
     fields(&inner);
-    inner.finish();
+    object.finish();
   }
-  void finish() const { reader_.finish(); }
-  JsonReader& reader() { return reader_; }
 
  private:
   void check(const char* key, const std::string& value, const Names& allowed) const {
@@ -76,7 +75,7 @@ class Reading {
     throw InvalidInput(reader_.where(), key, std::move(found), std::move(allowed));
   }
 
-  JsonReader reader_;
+  JsonReader& reader_;
 };
 
 /// Puts fields into an object.
@@ -121,11 +120,11 @@ void visit_optimizer(Visitor* visitor, OptimizerSettings* optimizer) {
   visitor->field("name", &optimizer->name, kOptimizers);
   visitor->field("distributed", &optimizer->distributed);
   visitor->field("parameter_bytes", &optimizer->parameter_bytes, 1, 8);
-  visitor->field("gradient_bytes", &optimizer->gradient_bytes, 1, 8);
+  visitor->field("gradient_bytes", &optimizer->gradient_bytes, 2, 4);
   visitor->field("master_bytes", &optimizer->master_bytes, 0, 8);
   visitor->field("exp_avg_bytes", &optimizer->exp_avg_bytes, 0, 8);
   visitor->field("exp_avg_sq_bytes", &optimizer->exp_avg_sq_bytes, 0, 8);
-  visitor->field("main_gradient_bytes", &optimizer->main_gradient_bytes, 0, 8);
+  visitor->field("main_gradient_bytes", &optimizer->main_gradient_bytes, 0, 4);
   visitor->field("instances", &optimizer->instances, 1, kMaxSize);
 }
 
@@ -151,6 +150,8 @@ void visit_kept(Visitor* visitor, Job* job) {
     inner->field("engine_workspace_bytes", &allocator.engine_workspace_bytes, 0, kMaxBytes);
     inner->field("blas_workspace_bytes", &allocator.blas_workspace_bytes, 0, kMaxBytes);
     inner->field("weight_grad_stand_ins", &allocator.weight_grad_stand_ins);
+    inner->field("engine_gemms", &allocator.engine_gemms);
+    inner->field("max_split_bytes", &allocator.max_split_bytes, 0, kMaxBytes);
   });
 }
 
@@ -217,6 +218,11 @@ void read_batches(JsonReader* reader, Job* job) {
 
 }  // namespace
 
+void read_job_settings(JsonReader* reader, Job* job) {
+  Reading reading(reader);
+  visit_settings(&reading, job);
+}
+
 Json strategy_to_json(const Job& job) {
   Job copy = job;
   Json object = {{"format", kFormat}, {"version", kVersion}};
@@ -231,8 +237,8 @@ Json strategy_to_json(const Job& job) {
 }
 
 Job job_from_strategy(const Json& object, const ModelSpec& model, const std::string& where) {
-  Reading reading(object, where);
-  JsonReader& reader = reading.reader();
+  JsonReader reader(object, where);
+  Reading reading(&reader);
   const std::string format = reader.string("format");
   if (format != kFormat) throw InvalidInput(where, "format", format, kFormat);
   reader.int64("version", kVersion, kVersion);
@@ -244,14 +250,14 @@ Job job_from_strategy(const Json& object, const ModelSpec& model, const std::str
   job.layout.sequence_parallel = reader.boolean_or("sequence_parallel", job.layout.tp > 1);
   const std::string kind(pipeline_kind_name(default_pipeline(job.layout)));
   job.pipeline = parse_pipeline_kind(reader.string_or("pipeline", kind), where, "pipeline");
-  const int64_t per_rank = is_v_shaped(job.pipeline) ? 2 : job.layout.vpp;
+  const int64_t per_rank = virtual_stages_per_rank(job.pipeline, job.layout.vpp);
   const std::string stages = reader.string_or("stages", "");
   job.stages = stages.empty()
                    ? default_stages(model, job.layout.pp, per_rank)
                    : parse_stages(stages, model, job.layout.pp * per_rank, where, "stages");
   visit_settings(&reading, &job);
   read_batches(&reader, &job);
-  reading.finish();
+  reader.finish();
   validate(job, where);
   return job;
 }

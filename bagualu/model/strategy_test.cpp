@@ -39,6 +39,27 @@ TEST(Strategy, EveryFileFitsItsModelAndReadsBackTheSame) {
   }
 }
 
+TEST(Strategy, EverySettingIsWrittenAndReadBack) {
+  Job job = job_from_strategy(strategy_file("mixtral-8x7b-64"), config_model("mixtral-8x7b"), "m");
+  job.activation_fusion = false;
+  job.accumulation_fusion = false;
+  job.cp_exchange = CpExchange::kAllGather;
+  job.cross_entropy = CrossEntropy::kFusedTe;
+  job.overlap = {.tp = true, .p2p = false, .expert = true, .shared_expert = true};
+  job.optimizer.gradient_bytes = 2;
+  job.optimizer.main_gradient_bytes = 4;
+  job.offload = {.modules = {"moe_act"}, .fraction = 0.5, .min_tensor_elements = 4096};
+  job.allocator = {.rounding_bytes = 256,
+                   .communication_bytes = 1,
+                   .reserve_fraction = 0.1,
+                   .engine_workspace_bytes = 2,
+                   .blas_workspace_bytes = 3,
+                   .weight_grad_stand_ins = false,
+                   .engine_gemms = false,
+                   .max_split_bytes = 4};
+  EXPECT_EQ(job_from_strategy(strategy_to_json(job), job.model, "written"), job);
+}
+
 TEST(Strategy, NoFileIsLeftOutOfTheTests) {
   int64_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(std::string(BAGUALU_SOURCE_DIR) +

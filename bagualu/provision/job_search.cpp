@@ -20,6 +20,17 @@ std::vector<int64_t> divisors(int64_t n, int64_t max) {
   return found;
 }
 
+/// Gives the job what the point says; stages anew.
+void apply(const SearchPoint& point, const std::vector<NamedRecompute>& recompute, Job* job) {
+  job->layout = point.layout;
+  job->pipeline = point.pipeline;
+  job->micro_batch_size = point.micro_batch_size;
+  job->microbatches = point.microbatches;
+  job->recompute = recompute[point.recompute].settings;
+  job->stages = default_stages(job->model, point.layout.pp,
+                               virtual_stages_per_rank(point.pipeline, point.layout.vpp));
+}
+
 /// Walks the space in a fixed order and keeps what fits.
 class Searcher {
  public:
@@ -77,11 +88,10 @@ class Searcher {
     for (const PipelineKind kind : space_.pipelines) {
       const bool alone = kind == PipelineKind::k1F1B;
       if (layout.pp == 1 && !alone) continue;
-      const bool v_shaped = is_v_shaped(kind);
       const int64_t least = kind == PipelineKind::kInterleaved ? 2 : 1;
       const int64_t most = kind == PipelineKind::kInterleaved ? space_.max_vpp : 1;
       for (int64_t vpp = least; vpp <= most; ++vpp) {
-        const int64_t per_rank = v_shaped ? 2 : vpp;
+        const int64_t per_rank = virtual_stages_per_rank(kind, vpp);
         // A virtual stage without a layer is a stage for nothing.
         if (layout.pp * per_rank > job_.model.layers) break;
         layout.vpp = vpp;
@@ -167,7 +177,7 @@ class Searcher {
     });
     double most = 0;
     for (size_t i = 0; i < points_.size(); ++i) {
-      restore(points_[i]);
+      apply(points_[i], space_.recompute, &job_);
       const JobMemory memory(job_, &cache_);
       const bool shown = i < keep;
       const bool ahead = survives(memory, most);
@@ -178,16 +188,6 @@ class Searcher {
       most = points_[i].survivable_factor;
       result_.pareto.push_back(points_[i]);
     }
-  }
-
-  void restore(const SearchPoint& point) {
-    job_.layout = point.layout;
-    job_.pipeline = point.pipeline;
-    job_.micro_batch_size = point.micro_batch_size;
-    job_.microbatches = point.microbatches;
-    job_.recompute = space_.recompute[point.recompute].settings;
-    job_.stages = default_stages(job_.model, point.layout.pp,
-                                 is_v_shaped(point.pipeline) ? 2 : point.layout.vpp);
   }
 
   /// More than `factor` on every rank.
@@ -251,13 +251,7 @@ std::vector<NamedRecompute> default_recompute(const ModelSpec& model) {
 
 Job job_of(const Job& base, const SearchResult& result, const SearchPoint& point) {
   Job job = base;
-  job.layout = point.layout;
-  job.pipeline = point.pipeline;
-  job.micro_batch_size = point.micro_batch_size;
-  job.microbatches = point.microbatches;
-  job.recompute = result.recompute[point.recompute].settings;
-  job.stages = default_stages(job.model, point.layout.pp,
-                              is_v_shaped(point.pipeline) ? 2 : point.layout.vpp);
+  apply(point, result.recompute, &job);
   return job;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "bagualu/schedule/pipeline.h"
@@ -38,8 +39,7 @@ class JobTimer {
 
  private:
   PartTimes stage_parts(const StageContent& stage, const double* spike);
-  void add_layers(const StageContent& stage, double factor, PartTimes& parts);
-  void add_each_layer(const StageContent& stage, PartTimes& parts);
+  void add_layers(const StageContent& stage, const double* spike, PartTimes& parts);
   StageTime stage_time(const PartTimes& parts, size_t stage) const;
   void add_to_rank(const PartTimes& parts, size_t stage);
   double spikes_ns();
@@ -66,51 +66,34 @@ StagePasses passes_of(const StageTime& stage) {
           static_cast<double>(stage.weight_gradient_ns)};
 }
 
-/// Layers of a stage at one load: few kinds, so each is priced once and counted.
-void JobTimer::add_layers(const StageContent& stage, double factor, PartTimes& parts) {
+/// Layers of a stage, each at its load: those that follow each other and are alike are priced once
+/// and counted.
+void JobTimer::add_layers(const StageContent& stage, const double* spike, PartTimes& parts) {
   const RecomputeSettings& recompute = job_.recompute;
   const bool some = recompute.granularity == RecomputeGranularity::kFull && recompute.block;
+  const auto alike = [&](int64_t i) {
+    const int64_t layer = stage.first_layer + i;
+    const double factor = spike != nullptr          ? *spike
+                          : loads_.by_layer.empty() ? loads_.factor
+                                                    : loads_.by_layer[static_cast<size_t>(layer)];
+    return std::tuple(layer_kind(job_.model, layer), factor, some && i >= recompute.layers);
+  };
   for (int64_t i = 0; i < stage.layer_count;) {
-    const JobLayerKind kind = layer_kind(job_.model, stage.first_layer + i);
-    const bool kept = some && i >= recompute.layers;
+    const auto run = alike(i);
     int64_t end = i + 1;
-    while (end < stage.layer_count && layer_kind(job_.model, stage.first_layer + end) == kind &&
-           (some && end >= recompute.layers) == kept) {
-      ++end;
-    }
-    const PartTimes& times = cost_.layer(stage.first_layer + i, factor);
-    const double count = static_cast<double>(end - i);
-    parts.add(times, count);
-    if (kept) {
-      parts.recompute_ns -= count * times.recompute_ns;
-      parts.recompute_exposed_ns -= count * times.recompute_exposed_ns;
-    }
+    while (end < stage.layer_count && alike(end) == run) ++end;
+    const auto& [kind, factor, kept] = run;
+    PartTimes times = cost_.layer(stage.first_layer + i, factor);
+    if (kept) times.recompute_ns = times.recompute_exposed_ns = 0;
+    parts.add(times, static_cast<double>(end - i));
     i = end;
-  }
-}
-
-void JobTimer::add_each_layer(const StageContent& stage, PartTimes& parts) {
-  for (int64_t i = 0; i < stage.layer_count; ++i) {
-    StageContent one{.first_layer = stage.first_layer + i, .layer_count = 1};
-    PartTimes layer;
-    add_layers(one, loads_.by_layer[static_cast<size_t>(one.first_layer)], layer);
-    const RecomputeSettings& recompute = job_.recompute;
-    if (recompute.granularity == RecomputeGranularity::kFull && recompute.block &&
-        i >= recompute.layers) {
-      layer.recompute_ns = layer.recompute_exposed_ns = 0;
-    }
-    parts += layer;
   }
 }
 
 /// `spike`: the load of a spiked micro-batch in place of the others'.
 PartTimes JobTimer::stage_parts(const StageContent& stage, const double* spike) {
   PartTimes parts;
-  if (spike != nullptr || loads_.by_layer.empty()) {
-    add_layers(stage, spike != nullptr ? *spike : loads_.factor, parts);
-  } else {
-    add_each_layer(stage, parts);
-  }
+  add_layers(stage, spike, parts);
   const double mtp_factor = spike != nullptr ? *spike : loads_.factor;
   if (stage.mtp_layers > 0) {
     parts.add(cost_.mtp_layer(mtp_factor), static_cast<double>(stage.mtp_layers));
@@ -183,7 +166,7 @@ void JobTimer::add_to_rank(const PartTimes& parts, size_t stage) {
 double JobTimer::spikes_ns() {
   const int pp = static_cast<int>(job_.layout.pp);
   const size_t m = static_cast<size_t>(job_.microbatches);
-  const int per_rank = is_v_shaped(job_.pipeline) ? 2 : static_cast<int>(job_.layout.vpp);
+  const int per_rank = static_cast<int>(job_.stages_per_rank());
   const PipelineOrder order = make_order(job_.pipeline, pp, per_rank, static_cast<int>(m));
   PipelineTimes times;
   for (const StagePasses& stage : passes_) {

@@ -353,11 +353,10 @@ void check_order_shape(PipelineKind kind, int pp, int virtual_per_rank, int micr
 }
 
 int rank_of_pass(PipelineKind kind, int pp, int microbatches, const PipelinePass& pass) {
-  if (is_v_shaped(kind)) return pass.stage < pp ? pass.stage : 2 * pp - 1 - pass.stage;
   if (kind == PipelineKind::kDualPipe && pass.microbatch >= (microbatches + 1) / 2) {
     return pp - 1 - pass.stage;
   }
-  return pass.stage % pp;
+  return static_cast<int>(rank_of_stage(kind, pp, pass.stage));
 }
 
 }  // namespace bagualu
