@@ -40,11 +40,6 @@ int64_t parse_count(std::string_view text, const std::string& where, const std::
   return value;
 }
 
-void needs(bool ok, const std::string& where, const char* field, std::string found,
-           std::string allowed) {
-  if (!ok) throw InvalidInput(where, field, std::move(found), std::move(allowed));
-}
-
 }  // namespace
 
 std::string_view pipeline_kind_name(PipelineKind kind) {
@@ -313,25 +308,62 @@ std::vector<std::string> offload_modules_of(const ModelSpec& model) {
 
 namespace {
 
-/// A name that is no module, or one that this model has not, would silently do nothing.
-void validate_modules(const char* field, const std::vector<std::string>& modules,
-                      const std::vector<std::string>& names,
-                      const std::vector<std::string>& of_model, const std::string& where) {
-  const auto among = [](const std::vector<std::string>& list, const std::string& name) {
-    return std::find(list.begin(), list.end(), name) != list.end();
-  };
-  for (size_t i = 0; i < modules.size(); ++i) {
-    const bool known = among(names, modules[i]);
-    needs(known && among(of_model, modules[i]), where, field, modules[i],
-          fmt::format("{}{}", known ? "what this model has: " : "",
-                      fmt::join(known ? of_model : names, ", ")));
-    needs(std::find(modules.begin() + static_cast<int64_t>(i) + 1, modules.end(), modules[i]) ==
-              modules.end(),
-          where, field, modules[i] + " twice", "each module once");
-  }
+bool among(const std::vector<std::string>& list, const std::string& name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-void validate_layout(const Job& job, const std::string& where) {
+std::string number(int64_t value) { return fmt::format("{}", value); }
+
+// Note [Rules of a job]
+// Each function returns the first rule that is broken, as a value: validate() throws it, a search
+// passes on to the next job. Texts are made only where a rule is broken, since a search asks
+// thousands of times a second.
+using Fault = std::optional<JobFault>;
+
+/// A name that is no module, or one that this model has not, would silently do nothing.
+Fault modules_fault(const char* field, const std::vector<std::string>& modules,
+                    const std::vector<std::string>& names,
+                    const std::vector<std::string>& of_model) {
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (!among(names, modules[i])) {
+      return {{field, modules[i], fmt::format("{}", fmt::join(names, ", "))}};
+    }
+    if (!among(of_model, modules[i])) {
+      return {
+          {field, modules[i], fmt::format("what this model has: {}", fmt::join(of_model, ", "))}};
+    }
+    const auto next = modules.begin() + static_cast<int64_t>(i) + 1;
+    if (std::find(next, modules.end(), modules[i]) != modules.end()) {
+      return {{field, modules[i] + " twice", "each module once"}};
+    }
+  }
+  return {};
+}
+
+Fault model_split_fault(const ModelSpec& m, const JobLayout& l) {
+  const auto tp = [&](std::string allowed) { return JobFault{"tp", number(l.tp), allowed}; };
+  if (m.heads % l.tp != 0) return tp(fmt::format("a divisor of heads = {}", m.heads));
+  if (!m.has_mla() && m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0) {
+    return tp(fmt::format("a divisor or a multiple of kv_heads = {}", m.kv_heads));
+  }
+  if (m.dense_ffn % l.tp != 0 || m.shared_ffn % l.tp != 0) {
+    return tp("a divisor of dense_ffn and shared_ffn");
+  }
+  if (!m.has_moe()) {
+    if (l.ep == 1 && l.etp == 1) return {};
+    return {
+        {"ep", fmt::format("ep * etp = {}", l.ep * l.etp), "1, since the model has no experts"}};
+  }
+  if (m.experts % l.ep != 0) {
+    return {{"ep", number(l.ep), fmt::format("a divisor of experts = {}", m.experts)}};
+  }
+  if (m.expert_ffn % l.etp != 0) {
+    return {{"etp", number(l.etp), fmt::format("a divisor of expert_ffn = {}", m.expert_ffn)}};
+  }
+  return {};
+}
+
+Fault layout_fault(const Job& job) {
   const JobLayout& l = job.layout;
   for (const auto& [field, value] :
        std::initializer_list<std::pair<const char*, int64_t>>{{"world_size", l.world_size},
@@ -341,92 +373,119 @@ void validate_layout(const Job& job, const std::string& where) {
                                                               {"vpp", l.vpp},
                                                               {"ep", l.ep},
                                                               {"etp", l.etp}}) {
-    needs(value >= 1 && value <= kMaxSize, where, field, fmt::format("{}", value),
-          fmt::format("an integer from 1 to {}", kMaxSize));
+    if (value < 1 || value > kMaxSize) {
+      return {{field, number(value), fmt::format("an integer from 1 to {}", kMaxSize)}};
+    }
   }
   const int64_t model_ranks = l.tp * l.cp * l.pp;
-  needs(l.world_size % model_ranks == 0, where, "world_size", fmt::format("{}", l.world_size),
-        fmt::format("a multiple of tp * cp * pp = {}", model_ranks));
-  const int64_t of_stage = l.world_size / l.pp;
-  needs(of_stage % (l.ep * l.etp) == 0, where, "ep", fmt::format("ep * etp = {}", l.ep * l.etp),
-        fmt::format("a divisor of the ranks of a stage, world_size / pp = {}", of_stage));
-  const ModelSpec& m = job.model;
-  needs(m.heads % l.tp == 0, where, "tp", fmt::format("{}", l.tp),
-        fmt::format("a divisor of heads = {}", m.heads));
-  needs(m.has_mla() || m.kv_heads % l.tp == 0 || l.tp % m.kv_heads == 0, where, "tp",
-        fmt::format("{}", l.tp),
-        fmt::format("a divisor or a multiple of kv_heads = {}", m.kv_heads));
-  needs(m.dense_ffn % l.tp == 0 && m.shared_ffn % l.tp == 0, where, "tp", fmt::format("{}", l.tp),
-        "a divisor of dense_ffn and shared_ffn");
-  if (!m.has_moe()) {
-    needs(l.ep == 1 && l.etp == 1, where, "ep", fmt::format("ep * etp = {}", l.ep * l.etp),
-          "1, since the model has no experts");
-    return;
+  if (l.world_size % model_ranks != 0) {
+    return {{"world_size", number(l.world_size),
+             fmt::format("a multiple of tp * cp * pp = {}", model_ranks)}};
   }
-  needs(m.experts % l.ep == 0, where, "ep", fmt::format("{}", l.ep),
-        fmt::format("a divisor of experts = {}", m.experts));
-  needs(m.expert_ffn % l.etp == 0, where, "etp", fmt::format("{}", l.etp),
-        fmt::format("a divisor of expert_ffn = {}", m.expert_ffn));
+  const int64_t of_stage = l.world_size / l.pp;
+  if (of_stage % (l.ep * l.etp) != 0) {
+    return {{"ep", fmt::format("ep * etp = {}", l.ep * l.etp),
+             fmt::format("a divisor of the ranks of a stage, world_size / pp = {}", of_stage)}};
+  }
+  return model_split_fault(job.model, l);
 }
 
-void validate_stages(const Job& job, const std::string& where) {
-  const int64_t per_rank = virtual_stages_per_rank(job.pipeline, job.layout.vpp);
-  needs(static_cast<int64_t>(job.stages.size()) == job.layout.pp * per_rank, where, "stages",
-        fmt::format("{}", job.stages.size()),
-        fmt::format("pp * {} = {}", per_rank, job.layout.pp * per_rank));
-  needs(!is_v_shaped(job.pipeline) || job.layout.vpp == 1 || job.layout.vpp == 2, where, "vpp",
-        fmt::format("{}", job.layout.vpp), "1 or 2, since the pipeline's order is V-shaped");
-  needs(job.pipeline == PipelineKind::kInterleaved || is_v_shaped(job.pipeline) ||
-            job.layout.vpp == 1,
-        where, "vpp", fmt::format("{}", job.layout.vpp),
-        fmt::format("1, since the pipeline's order is {}", pipeline_kind_name(job.pipeline)));
+Fault stages_fault(const Job& job) {
+  const int64_t vpp = job.layout.vpp;
+  const int64_t count = job.layout.pp * virtual_stages_per_rank(job.pipeline, vpp);
+  if (static_cast<int64_t>(job.stages.size()) != count) {
+    return {{"stages", fmt::format("{}", job.stages.size()),
+             fmt::format("pp * {} = {}", count / job.layout.pp, count)}};
+  }
+  if (is_v_shaped(job.pipeline)) {
+    if (vpp > 2) {
+      return {{"vpp", number(vpp), "1 or 2, since the pipeline's order is V-shaped"}};
+    }
+  } else if (job.pipeline != PipelineKind::kInterleaved && vpp != 1) {
+    return {{"vpp", number(vpp),
+             fmt::format("1, since the pipeline's order is {}", pipeline_kind_name(job.pipeline))}};
+  }
   int64_t layers = 0;
   for (const StageContent& stage : job.stages) {
-    needs(stage.first_layer == layers && stage.layer_count >= 0, where, "stages",
-          fmt::format("layer {}", stage.first_layer), fmt::format("layer {} next", layers));
+    if (stage.first_layer != layers || stage.layer_count < 0) {
+      return {{"stages", fmt::format("layer {}", stage.first_layer),
+               fmt::format("layer {} next", layers)}};
+    }
     layers += stage.layer_count;
-    needs(stage.layer_count + stage.mtp_layers > 0 || stage.embedding || stage.head, where,
-          "stages", "an empty one",
-          fmt::format("something in each: {} virtual stages of {} layers are too many",
-                      job.stages.size(), job.model.layers));
+    if (stage.layer_count + stage.mtp_layers == 0 && !stage.embedding && !stage.head) {
+      return {{"stages", "an empty one",
+               fmt::format("something in each: {} virtual stages of {} layers are too many",
+                           job.stages.size(), job.model.layers)}};
+    }
   }
-  needs(layers == job.model.layers, where, "stages", fmt::format("{} layers", layers),
-        fmt::format("{}", job.model.layers));
+  if (layers == job.model.layers) return {};
+  return {{"stages", fmt::format("{} layers", layers), number(job.model.layers)}};
+}
+
+Fault batch_fault(const Job& job) {
+  const JobLayout& l = job.layout;
+  const auto outside = [](const char* field, int64_t value, int64_t max) {
+    return JobFault{field, number(value), fmt::format("1 to {}", max)};
+  };
+  if (job.micro_batch_size < 1 || job.micro_batch_size > kMaxSize) {
+    return outside("micro_batch_size", job.micro_batch_size, kMaxSize);
+  }
+  if (job.seq < 1 || job.seq > INT32_MAX) return outside("seq", job.seq, INT32_MAX);
+  if (job.micro_batch_size * job.seq > INT32_MAX) {
+    return {{"micro_batch_size", fmt::format("{} tokens", job.micro_batch_size * job.seq),
+             "fewer than 2^31 tokens"}};
+  }
+  if (job.seq % (l.cp * (l.sequence_parallel ? l.tp : 1)) != 0) {
+    return {{"seq", number(job.seq), "a multiple of cp, and of cp * tp with sequence parallelism"}};
+  }
+  if (job.microbatches < 1 || job.microbatches > kMaxSize) {
+    return outside("microbatches", job.microbatches, kMaxSize);
+  }
+  if (job.pipeline == PipelineKind::kInterleaved && l.pp > 1 && job.microbatches % l.pp != 0) {
+    return {{"microbatches", number(job.microbatches),
+             fmt::format("a multiple of pp = {}, as interleaving needs", l.pp)}};
+  }
+  return {};
+}
+
+Fault settings_fault(const Job& job) {
+  if (auto fault = modules_fault("recompute.modules", job.recompute.modules,
+                                 recompute_module_names(), recompute_modules_of(job.model))) {
+    return fault;
+  }
+  if (auto fault = modules_fault("offload.modules", job.offload.modules, offload_module_names(),
+                                 offload_modules_of(job.model))) {
+    return fault;
+  }
+  const double factor = job.moe.capacity_factor;
+  const double least = job.model.has_moe() ? 1.0 / static_cast<double>(job.model.top_k) : 0;
+  if (factor != 0 && !(factor >= least && factor <= 4096)) {
+    return {{"moe.capacity_factor", fmt::format("{}", factor),
+             fmt::format("0 (dropless), or {:.4g} (1 / top_k) to 4096", least)}};
+  }
+  if (job.moe.pad_to_capacity && factor == 0) {
+    return {{"moe.pad_to_capacity", "true", "false, since moe.capacity_factor is 0"}};
+  }
+  if (!(job.offload.fraction >= 0 && job.offload.fraction <= 1)) {
+    return {{"offload.fraction", fmt::format("{}", job.offload.fraction), "from 0 to 1"}};
+  }
+  return {};
 }
 
 }  // namespace
 
+std::optional<JobFault> job_fault(const Job& job) {
+  for (const auto& rules : {layout_fault, stages_fault, batch_fault, settings_fault}) {
+    if (auto fault = rules(job)) return fault;
+  }
+  return {};
+}
+
 void validate(const Job& job, const std::string& where) {
   validate(job.model, where);
-  validate_layout(job, where);
-  validate_stages(job, where);
-  const JobLayout& l = job.layout;
-  needs(job.micro_batch_size >= 1 && job.micro_batch_size <= kMaxSize, where, "micro_batch_size",
-        fmt::format("{}", job.micro_batch_size), fmt::format("1 to {}", kMaxSize));
-  needs(job.seq >= 1 && job.seq <= INT32_MAX, where, "seq", fmt::format("{}", job.seq),
-        fmt::format("1 to {}", INT32_MAX));
-  needs(job.micro_batch_size * job.seq <= INT32_MAX, where, "micro_batch_size",
-        fmt::format("{} tokens", job.micro_batch_size * job.seq), "fewer than 2^31 tokens");
-  needs(job.seq % (l.cp * (l.sequence_parallel ? l.tp : 1)) == 0, where, "seq",
-        fmt::format("{}", job.seq), "a multiple of cp, and of cp * tp with sequence parallelism");
-  needs(job.microbatches >= 1 && job.microbatches <= kMaxSize, where, "microbatches",
-        fmt::format("{}", job.microbatches), fmt::format("1 to {}", kMaxSize));
-  needs(job.pipeline != PipelineKind::kInterleaved || l.pp == 1 || job.microbatches % l.pp == 0,
-        where, "microbatches", fmt::format("{}", job.microbatches),
-        fmt::format("a multiple of pp = {}, as interleaving needs", l.pp));
-  validate_modules("recompute.modules", job.recompute.modules, recompute_module_names(),
-                   recompute_modules_of(job.model), where);
-  validate_modules("offload.modules", job.offload.modules, offload_module_names(),
-                   offload_modules_of(job.model), where);
-  const double factor = job.moe.capacity_factor;
-  const double least = job.model.has_moe() ? 1.0 / static_cast<double>(job.model.top_k) : 0;
-  needs(factor == 0 || (factor >= least && factor <= 4096), where, "moe.capacity_factor",
-        fmt::format("{}", factor),
-        fmt::format("0 (dropless), or {:.4g} (1 / top_k) to 4096", least));
-  needs(!job.moe.pad_to_capacity || factor > 0, where, "moe.pad_to_capacity", "true",
-        "false, since moe.capacity_factor is 0");
-  needs(job.offload.fraction >= 0 && job.offload.fraction <= 1, where, "offload.fraction",
-        fmt::format("{}", job.offload.fraction), "from 0 to 1");
+  if (const auto fault = job_fault(job)) {
+    throw InvalidInput(where, fault->field, fault->found, fault->allowed);
+  }
 }
 
 }  // namespace bagualu

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -238,6 +239,17 @@ const std::vector<std::string>& offload_module_names();
 /// Modules of the two lists that this model has.
 std::vector<std::string> recompute_modules_of(const ModelSpec& model);
 std::vector<std::string> offload_modules_of(const ModelSpec& model);
+
+/// A rule that a job breaks: field, what was found, what is allowed.
+struct JobFault {
+  std::string field;
+  std::string found;
+  std::string allowed;
+};
+
+/// The first broken rule, those of the model alone aside; none for a job that fits together.
+/// Cost: no text is made unless a rule is broken.
+std::optional<JobFault> job_fault(const Job& job);
 
 /// Throws InvalidInput(where) naming the field that does not fit the others.
 void validate(const Job& job, const std::string& where);

@@ -110,23 +110,12 @@ class Searcher {
       if (global_batch_ / replicas % size != 0) continue;
       job_.micro_batch_size = size;
       job_.microbatches = global_batch_ / replicas / size;
-      if (!is_valid()) continue;
+      if (job_fault(job_)) continue;
       for (size_t r = 0; r < space_.recompute.size(); ++r) {
         job_.recompute = space_.recompute[r].settings;
         look_at(r);
       }
     }
-  }
-
-  /// What validate() asks of these fields, without its messages.
-  bool is_valid() const {
-    const JobLayout& l = job_.layout;
-    const ModelSpec& m = job_.model;
-    return m.heads % l.tp == 0 &&
-           (m.has_mla() || m.kv_heads % l.tp == 0 || l.tp % m.kv_heads == 0) &&
-           m.dense_ffn % l.tp == 0 && m.shared_ffn % l.tp == 0 && job_.seq % (l.cp * l.tp) == 0 &&
-           (job_.pipeline != PipelineKind::kInterleaved || job_.microbatches % l.pp == 0) &&
-           job_.micro_batch_size * job_.seq <= INT32_MAX;
   }
 
   void look_at(size_t recompute) {
