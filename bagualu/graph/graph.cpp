@@ -121,7 +121,8 @@ void Graph::finalize() {
     for (int s : op.reads) last_forward_read[s] = i;
   }
   for (int i = static_cast<int>(ops.size()) - 1; i >= 0; --i) {
-    for (const auto* list : {&ops[i].bwd_saved, &ops[i].bwd_reads, &ops[i].bwd_creates}) {
+    for (const auto* list : {&ops[i].bwd_saved, &ops[i].bwd_reads, &ops[i].bwd_creates,
+                             &ops[i].wgrad_saved, &ops[i].wgrad_reads}) {
       for (int s : *list) last_backward_read[s] = i;
     }
     for (int s : ops[i].bwd_creates) storages[s].producer = i;

@@ -138,6 +138,9 @@ struct StorageSpec {
   /// A view of a parameter or of a persistent buffer: its bytes belong to static memory and are 0
   /// here. Its unit is pinned, since giving it up would free nothing or break the parameter.
   bool persistent = false;
+  /// A gradient that outlives its backward only because the weight gradient that reads it comes
+  /// later; without deferral it is never created.
+  bool deferred_only = false;
 };
 
 struct UnitSpec {
@@ -162,6 +165,17 @@ struct OpSpec {
   Workspace fwd_workspace;
   Workspace bwd_workspace;
   bool has_backward = true;
+
+  /// Note [Split backward]: an operator with weights may run its backward in two parts. The whole
+  /// backward (kBackward) computes both gradients and is what everything above describes. Split,
+  /// the input gradient (kInputGrad) reads and creates the same and also creates those storages of
+  /// bwd_creates that are `deferred_only`; the weight gradient (kWeightGrad) comes any time later
+  /// and reads the two lists below. Both give the same bits.
+  bool has_wgrad = false;
+  std::vector<int> wgrad_saved;  ///< saved storages the weight gradient reads, kept until then
+  std::vector<int> wgrad_reads;  ///< gradient storages it reads, kept until then
+  Workspace input_grad_workspace;
+  Workspace wgrad_workspace;
 };
 
 /// Position of the decision: after ops[op] (the router) has run and the counts are known.
@@ -180,7 +194,8 @@ struct Graph {
 
   // Derived by finalize(), indexed by storage.
   std::vector<int> last_forward_read;   ///< op index; producer if never read in forward
-  std::vector<int> last_backward_read;  ///< op index (smallest, backward runs downwards); -1 none
+  std::vector<int> last_backward_read;  ///< op index (smallest, backward runs downwards), weight
+                                        ///< gradients at their op; -1 none
 
   /// Fills the derived members and checks the invariants of this file.
   /// Throws: InternalError naming the op or storage that breaks one.
