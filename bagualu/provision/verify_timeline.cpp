@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 namespace bagualu {
@@ -49,8 +50,19 @@ class Checker {
   static size_t at(int index) { return static_cast<size_t>(index); }
 
   static bool is_of_storage(ActionKind kind) {
-    return kind != ActionKind::kForward && kind != ActionKind::kBackward &&
-           kind != ActionKind::kRecompute && kind != ActionKind::kGate;
+    switch (kind) {
+      case ActionKind::kForward:
+      case ActionKind::kBackward:
+      case ActionKind::kRecompute:
+      case ActionKind::kGate:
+      case ActionKind::kForwardEnd:
+      case ActionKind::kBackwardEnd:
+      case ActionKind::kInputGrad:
+      case ActionKind::kWeightGrad:
+        return false;
+      default:
+        return true;
+    }
   }
 
   bool inside(const Action& action) const {
@@ -153,19 +165,24 @@ class Checker {
   }
 
   void run(ActionKind kind, int id) {
-    const int ops = static_cast<int>(graph_.ops.size());
+    const OpSpec* op = kind == ActionKind::kGate ? nullptr : &graph_.ops[at(id)];
     switch (kind) {
       case ActionKind::kForward:
         require(id == next_forward_, "its turn is another");
         next_forward_ = id + 1;
-        for (int s : graph_.ops[at(id)].reads) read(s);
-        for (int s : graph_.ops[at(id)].creates) create(s);
+        issue(*op, id);
+        for (int s : op->reads) read(s);
+        for (int s : op->creates) create(s);
         return;
+      case ActionKind::kForwardEnd:
+        return end(*op, id, {&op->reads});
       case ActionKind::kBackward:
-        require(next_forward_ == ops, "the forward is not over");
-        require(id < next_backward_, "its turn is another");
-        skip_to(id);
-        return backward(graph_.ops[at(id)]);
+      case ActionKind::kInputGrad:
+        return backward(*op, id, kind == ActionKind::kInputGrad);
+      case ActionKind::kBackwardEnd:
+        return end(*op, id, {&op->bwd_saved, &op->bwd_reads});
+      case ActionKind::kWeightGrad:
+        return weight_grad(*op, id);
       case ActionKind::kRecompute:
         return recompute(graph_.ops[at(id)]);
       default:
@@ -189,7 +206,38 @@ class Checker {
     place_[at(s)] = Place::kDevice;
   }
 
-  void backward(const OpSpec& op) {
+  // What a communication makes is there once it ended; what it reads must be there until then.
+  void issue(const OpSpec& op, int id) {
+    require(issued_ < 0, "the communication before it is not awaited");
+    if (op.stream == Stream::kComm) issued_ = id;
+  }
+
+  void end(const OpSpec& op, int id, std::initializer_list<const std::vector<int>*> reads) {
+    require(issued_ == id, "it was not issued");
+    issued_ = -1;
+    for (const auto* list : reads) {
+      for (int s : *list) read(s);
+    }
+    require(op.stream == Stream::kComm, "it is no communication");
+  }
+
+  void weight_grad(const OpSpec& op, int id) {
+    const auto found = std::find(weight_grads_.begin(), weight_grads_.end(), id);
+    require(found != weight_grads_.end(), "its input gradient has not run");
+    if (found != weight_grads_.end()) weight_grads_.erase(found);
+    for (int s : op.wgrad_saved) read(s);
+    for (int s : op.wgrad_reads) read(s);
+  }
+
+  void backward(const OpSpec& op, int id, bool split) {
+    require(next_forward_ == static_cast<int>(graph_.ops.size()), "the forward is not over");
+    require(id < next_backward_, "its turn is another");
+    skip_to(id);
+    issue(op, id);
+    if (split) {
+      require(op.has_wgrad, "it has no weight gradient");
+      weight_grads_.push_back(id);
+    }
     for (int s : op.bwd_saved) {
       const bool pieces =
           in_pieces_[at(s)] || (rebuilt_in_pieces(s) && place_[at(s)] == Place::kDropped);
@@ -200,7 +248,9 @@ class Checker {
           std::find(op.bwd_creates.begin(), op.bwd_creates.end(), s) != op.bwd_creates.end();
       if (!own) read(s);
     }
-    for (int s : op.bwd_creates) create(s);
+    for (int s : op.bwd_creates) {
+      if (split || !graph_.storages[at(s)].deferred_only) create(s);
+    }
   }
 
   void recompute(const OpSpec& op) {
@@ -227,6 +277,7 @@ class Checker {
     for (int i = 0; i < next_backward_ && i < ops; ++i) {
       complete = complete && !graph_.ops[at(i)].has_backward;
     }
+    complete = complete && weight_grads_.empty() && issued_ < 0;
     if (!complete) violations_.push_back("operators are missing at the end");
     for (size_t s = 0; s < place_.size(); ++s) {
       const bool pieces = rebuilt_in_pieces(static_cast<int>(s)) && place_[s] == Place::kDropped;
@@ -243,6 +294,8 @@ class Checker {
   std::vector<std::string> violations_;
   size_t index_ = 0;
   int next_forward_ = 0;
+  int issued_ = -1;                ///< communication that is not awaited
+  std::vector<int> weight_grads_;  ///< ops that still owe theirs
   int next_backward_ = static_cast<int>(graph_.ops.size());
 };
 

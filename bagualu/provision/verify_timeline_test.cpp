@@ -140,7 +140,28 @@ TEST(VerifyTimeline, WhatIsPinnedPersistentOrLostForGoodStays) {
   EXPECT_THAT(twins.violations(), ElementsAre(HasSubstr("(drop x_bf16): it cannot be rebuilt")));
   twins = {};
   twins.graph.ops[1].stream = Stream::kComm;
-  EXPECT_THAT(twins.violations(), ElementsAre(HasSubstr("it would repeat a collective")));
+  EXPECT_THAT(twins.violations(), Contains(HasSubstr("it would repeat a collective")));
+}
+
+TEST(VerifyTimeline, ACommunicationIsAwaitedBeforeWhatFollowsIt) {
+  const SmallModel setup({.layers = 1});  // two expert-parallel ranks
+  const Timeline timeline = build_timeline(setup.graph, uniform_plan(setup.graph, kSave));
+  ASSERT_THAT(verify_timeline(setup.graph, timeline), IsEmpty());
+  int ends = 0;
+  for (size_t i = 0; i < timeline.size(); ++i) {
+    const ActionKind kind = timeline[i].kind;
+    if (kind != ActionKind::kForwardEnd && kind != ActionKind::kBackwardEnd) continue;
+    ++ends;
+    Timeline without = timeline;
+    without.erase(without.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_THAT(verify_timeline(setup.graph, without),
+                Contains(HasSubstr("the communication before it is not awaited")));
+    // Its source is gone before the end.
+    Timeline early = timeline;
+    std::swap(early[i], early[i + 1]);
+    EXPECT_FALSE(verify_timeline(setup.graph, early).empty());
+  }
+  EXPECT_EQ(ends, 4);  // dispatch and combine, both ways
 }
 
 }  // namespace

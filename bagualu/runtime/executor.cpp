@@ -108,6 +108,12 @@ void Executor::run_action(const Action& action) {
       return move_storage(action, &ActivationStore::decode);
     case ActionKind::kGate:
       return;  // the caller decides between segments
+    case ActionKind::kForwardEnd:
+    case ActionKind::kBackwardEnd:
+      return;  // communication is awaited where it is issued
+    case ActionKind::kInputGrad:
+    case ActionKind::kWeightGrad:
+      break;
   }
   throw InternalError("unknown action");
 }

@@ -6,15 +6,6 @@
 #include "bagualu/base/error.h"
 
 namespace bagualu {
-namespace {
-
-bool runs_op(ActionKind kind) {
-  return kind == ActionKind::kForward || kind == ActionKind::kBackward ||
-         kind == ActionKind::kRecompute;
-}
-
-}  // namespace
-
 BlockReplay::BlockReplay(const Graph& graph, const LoadDependence& dependence, Plan plan,
                          Timeline timeline)
     : graph_(graph), plan_(std::move(plan)), timeline_(std::move(timeline)) {
@@ -63,7 +54,7 @@ void BlockReplay::find_layers(const LoadDependence& dependence) {
     for (size_t i = begin_[b]; i < begin_[b + 1]; ++i) {
       const Action& action = timeline_[i];
       if (action.kind == ActionKind::kGate) continue;
-      if (!runs_op(action.kind)) {
+      if (!names_op(action.kind)) {
         mark(graph_.storages[action.id].layer, dependence.storage_depends[action.id] != 0);
         continue;
       }

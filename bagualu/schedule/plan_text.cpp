@@ -9,15 +9,11 @@ namespace {
 constexpr int kPlanVersion = 1;
 
 std::string_view action_name(ActionKind kind) {
-  static constexpr std::array<std::string_view, 12> kNames = {
-      "forward", "backward", "recompute", "free",   "drop",   "offload",
-      "drain",   "reload",   "await",     "encode", "decode", "gate"};
+  static constexpr std::array<std::string_view, 16> kNames = {
+      "forward",     "backward",     "recompute",  "free",       "drop",   "offload",
+      "drain",       "reload",       "await",      "encode",     "decode", "gate",
+      "forward_end", "backward_end", "input_grad", "weight_grad"};
   return kNames[static_cast<size_t>(kind)];
-}
-
-bool names_op(ActionKind kind) {
-  return kind == ActionKind::kForward || kind == ActionKind::kBackward ||
-         kind == ActionKind::kRecompute;
 }
 
 }  // namespace
@@ -57,6 +53,21 @@ Plan plan_from_json(const Graph& graph, const Json& json, const std::string& whe
     plan.residency[unit] = residency;
   }
   return plan;
+}
+
+bool names_op(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+    case ActionKind::kBackward:
+    case ActionKind::kRecompute:
+    case ActionKind::kForwardEnd:
+    case ActionKind::kBackwardEnd:
+    case ActionKind::kInputGrad:
+    case ActionKind::kWeightGrad:
+      return true;
+    default:
+      return false;
+  }
 }
 
 std::string action_text(const Graph& graph, const Action& action) {

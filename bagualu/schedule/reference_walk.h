@@ -42,7 +42,18 @@ class ReferenceWalk {
       case ActionKind::kForward:
         return forward(plan, graph_.ops[id]);
       case ActionKind::kBackward:
-        return backward(plan, graph_.ops[id]);
+        return backward(plan, graph_.ops[id], graph_.ops[id].bwd_workspace, false);
+      case ActionKind::kInputGrad:
+        return backward(plan, graph_.ops[id], graph_.ops[id].input_grad_workspace, true);
+      case ActionKind::kWeightGrad:
+        expect_usable(graph_.ops[id].wgrad_saved, graph_.ops[id].name);
+        expect_usable(graph_.ops[id].wgrad_reads, graph_.ops[id].name);
+        return note(scratch(graph_.ops[id].wgrad_workspace, graph_.ops[id].layer));
+      case ActionKind::kForwardEnd:
+      case ActionKind::kBackwardEnd:
+        EXPECT_EQ(issued_, id) << graph_.ops[id].name;
+        issued_ = -1;
+        return;
       case ActionKind::kRecompute:
         return recompute(graph_.ops[id]);
       case ActionKind::kFree:
@@ -136,7 +147,14 @@ class ReferenceWalk {
   }
   bool reloading(int s) const { return host_.count(s) && in_backward_; }
 
+  // One communication of a micro-batch at a time; what follows it waits for its end.
+  void begin_op(const OpSpec& op) {
+    EXPECT_EQ(issued_, -1) << op.name << " does not await the communication before it";
+    if (op.stream == Stream::kComm) issued_ = graph_.find_op(op.name);
+  }
+
   void forward(const Plan& plan, const OpSpec& op) {
+    begin_op(op);
     expect_usable(op.reads, op.name);
     int64_t extra = scratch(op.fwd_workspace, op.layer);
     for (int s : op.creates) {
@@ -150,9 +168,10 @@ class ReferenceWalk {
     note(extra);
   }
 
-  void backward(const Plan& plan, const OpSpec& op) {
+  void backward(const Plan& plan, const OpSpec& op, const Workspace& workspace, bool split) {
+    begin_op(op);
     in_backward_ = true;
-    int64_t extra = scratch(op.bwd_workspace, op.layer);
+    int64_t extra = scratch(workspace, op.layer);
     std::vector<int> needed = op.bwd_reads;
     for (int s : op.bwd_saved) {
       if (in_pieces(plan, s)) {
@@ -163,7 +182,9 @@ class ReferenceWalk {
       }
     }
     expect_usable(needed, op.name);
-    for (int s : op.bwd_creates) make(s, 0);
+    for (int s : op.bwd_creates) {
+      if (split || !graph_.storages[s].deferred_only) make(s, 0);
+    }
     note(extra);
   }
 
@@ -193,6 +214,7 @@ class ReferenceWalk {
   std::set<int> device_, host_, encoded_, copying_, dropped_;
   std::map<int, int> frees_;
   bool in_backward_ = false;
+  int issued_ = -1;
   int64_t peak_ = 0;
   int64_t host_peak_ = 0;
 };

@@ -28,6 +28,8 @@ void fill_storage(const Graph& graph, size_t s, const LayerLoad& load, MemoryTab
 void fill_op(const Graph& graph, size_t i, const LayerLoad& load, MemoryTable& table) {
   table.fwd_workspace[i] = graph.ops[i].fwd_workspace.eval(graph.tokens, load);
   table.bwd_workspace[i] = graph.ops[i].bwd_workspace.eval(graph.tokens, load);
+  table.input_grad_workspace[i] = graph.ops[i].input_grad_workspace.eval(graph.tokens, load);
+  table.wgrad_workspace[i] = graph.ops[i].wgrad_workspace.eval(graph.tokens, load);
 }
 
 class Walker {
@@ -44,7 +46,11 @@ class Walker {
       case ActionKind::kRecompute:
         return run_again(graph_.ops[id], table_.fwd_workspace[id]);
       case ActionKind::kBackward:
-        return run(create(graph_.ops[id].bwd_creates), backward_workspace(id));
+        return run(create_gradients(id, false), backward_workspace(id, table_.bwd_workspace));
+      case ActionKind::kInputGrad:
+        return run(create_gradients(id, true), backward_workspace(id, table_.input_grad_workspace));
+      case ActionKind::kWeightGrad:
+        return run(0, table_.wgrad_workspace[id]);
       case ActionKind::kFree:
       case ActionKind::kDrop:
         replay_.live_bytes -= table_.storage_bytes[id];
@@ -66,6 +72,8 @@ class Walker {
       case ActionKind::kDecode:
         return exchange(table_.storage_bytes[id], table_.encoded_bytes[id]);
       case ActionKind::kGate:
+      case ActionKind::kForwardEnd:
+      case ActionKind::kBackwardEnd:
         return replay_.live_bytes;
     }
     throw InternalError("unknown action");
@@ -103,6 +111,14 @@ class Walker {
     return sum;
   }
 
+  int64_t create_gradients(int op, bool split) const {
+    int64_t sum = 0;
+    for (int s : graph_.ops[op].bwd_creates) {
+      if (split || !graph_.storages[s].deferred_only) sum += table_.storage_bytes[s];
+    }
+    return sum;
+  }
+
   int64_t pieces(const std::vector<int>& storages) const {
     int64_t sum = 0;
     for (int s : storages) {
@@ -114,8 +130,8 @@ class Walker {
   int64_t forward_workspace(int op) const {
     return table_.fwd_workspace[op] + pieces(graph_.ops[op].creates);
   }
-  int64_t backward_workspace(int op) const {
-    return table_.bwd_workspace[op] + pieces(graph_.ops[op].bwd_saved);
+  int64_t backward_workspace(int op, const std::vector<int64_t>& workspace) const {
+    return workspace[op] + pieces(graph_.ops[op].bwd_saved);
   }
 
   const Graph& graph_;
@@ -133,6 +149,8 @@ MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads
   table.encoded_bytes.resize(graph.storages.size());
   table.fwd_workspace.resize(graph.ops.size());
   table.bwd_workspace.resize(graph.ops.size());
+  table.input_grad_workspace.resize(graph.ops.size());
+  table.wgrad_workspace.resize(graph.ops.size());
   for (size_t s = 0; s < graph.storages.size(); ++s) {
     fill_storage(graph, s, graph.load_of(graph.storages[s].layer, loads), table);
   }
@@ -159,7 +177,8 @@ LoadDependence::LoadDependence(const Graph& graph)
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     const OpSpec& op = graph.ops[i];
     if (op.layer < 0) continue;
-    for (const Workspace* workspace : {&op.fwd_workspace, &op.bwd_workspace}) {
+    for (const Workspace* workspace :
+         {&op.fwd_workspace, &op.bwd_workspace, &op.input_grad_workspace, &op.wgrad_workspace}) {
       for (const auto& phase : workspace->phases) {
         for (const ByteFormula& bytes : phase) op_depends[i] |= depends(bytes) ? 1 : 0;
       }
@@ -189,6 +208,13 @@ void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& tabl
       replay.peak_action = static_cast<int>(i);
     }
   }
+}
+
+int64_t replay_action(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                      const Action& action, MemoryReplay& replay) {
+  const int64_t high = Walker(graph, plan, table, replay).step(action);
+  replay.peak_bytes = std::max(replay.peak_bytes, high);
+  return high;
 }
 
 void replay_profile(const Graph& graph, const Plan& plan, const MemoryTable& table,

@@ -10,11 +10,13 @@ namespace bagualu {
 
 /// Bytes of a graph at given loads, computed once per set of loads.
 struct MemoryTable {
-  std::vector<int64_t> storage_bytes;  ///< by storage
-  std::vector<int64_t> piece_bytes;    ///< by storage; 0 where it has none
-  std::vector<int64_t> fwd_workspace;  ///< by op, everything materialised
-  std::vector<int64_t> bwd_workspace;  ///< by op
-  std::vector<int64_t> encoded_bytes;  ///< by storage, size of the encoded copy
+  std::vector<int64_t> storage_bytes;         ///< by storage
+  std::vector<int64_t> piece_bytes;           ///< by storage; 0 where it has none
+  std::vector<int64_t> fwd_workspace;         ///< by op, everything materialised
+  std::vector<int64_t> bwd_workspace;         ///< by op
+  std::vector<int64_t> input_grad_workspace;  ///< by op, of a split backward
+  std::vector<int64_t> wgrad_workspace;       ///< by op
+  std::vector<int64_t> encoded_bytes;         ///< by storage, size of the encoded copy
 };
 
 MemoryTable memory_table(const Graph& graph, const std::vector<LayerLoad>& loads);
@@ -47,6 +49,11 @@ struct MemoryReplay {
 /// nanoseconds each.
 void replay_memory(const Graph& graph, const Plan& plan, const MemoryTable& table,
                    const Timeline& timeline, size_t begin, MemoryReplay& replay);
+
+/// The highest live value inside one action, and `replay` after it. Its peaks are raised.
+/// For callers that interleave several micro-batches, each with its own graph, plan and table.
+int64_t replay_action(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                      const Action& action, MemoryReplay& replay);
 
 /// What a run of actions does to the bytes, relative to where it starts.
 struct ReplaySpan {

@@ -1,6 +1,7 @@
 #include "bagualu/schedule/timeline.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "bagualu/base/error.h"
 
@@ -17,23 +18,41 @@ class Appender {
   Appender(const Graph& graph, const Plan& plan, MicrobatchState& state, Timeline& timeline)
       : graph_(graph), plan_(plan), state_(state), timeline_(timeline) {}
 
-  int forward() {
+  // Returns: the gate's index, -1 at the end of forward, -2 otherwise.
+  int forward_op() {
+    const int i = state_.next_op;
     const int ops = static_cast<int>(graph_.ops.size());
-    for (; state_.next_op < ops; ++state_.next_op) {
-      const int i = state_.next_op;
-      const OpSpec& op = graph_.ops[i];
-      if (op.kind == OpKind::kAttnNorm || op.kind == OpKind::kFinalNorm) drain_point();
-      add(ActionKind::kForward, i);
-      for (int s : op.creates) state_.storage[s] = created_state(s);
-      retire_after_forward(i);
-      if (op.kind == OpKind::kRouter) {
-        drain_point();
-        add(ActionKind::kGate, op.layer);
-        ++state_.next_op;
-        return gate_of(i);
-      }
+    if (i >= ops) return -1;
+    end();
+    const OpSpec& op = graph_.ops[i];
+    if (op.kind == OpKind::kAttnNorm || op.kind == OpKind::kFinalNorm) drain_point();
+    add(ActionKind::kForward, i);
+    for (int s : op.creates) state_.storage[s] = created_state(s);
+    ++state_.next_op;
+    if (op.stream == Stream::kComm) {
+      state_.issued = i;
+      return state_.next_op == ops ? -1 : -2;
     }
-    return -1;
+    retire_after_forward(i);
+    if (op.kind == OpKind::kRouter) {
+      drain_point();
+      add(ActionKind::kGate, op.layer);
+      return gate_of(i);
+    }
+    return state_.next_op == ops ? -1 : -2;
+  }
+
+  // The end of the communication under way, and of what only it still needed.
+  void end() {
+    if (state_.issued < 0) return;
+    const int i = std::exchange(state_.issued, -1);
+    if (state_.in_backward) {
+      add(ActionKind::kBackwardEnd, i);
+      retire_after_backward(i);
+    } else {
+      add(ActionKind::kForwardEnd, i);
+      retire_after_forward(i);
+    }
   }
 
   void demote() {
@@ -47,25 +66,60 @@ class Appender {
     }
   }
 
-  void backward() {
+  void backward_op(bool split) {
     BGL_CHECK(state_.next_op == static_cast<int>(graph_.ops.size()), state_.next_op);
-    drain_all();
-    int layer = -2;
-    for (int i = static_cast<int>(graph_.ops.size()) - 1; i >= 0; --i) {
-      const OpSpec& op = graph_.ops[i];
-      if (op.layer != layer) {
-        layer = op.layer;
-        if (plan_.prefetch) prefetch_before(i);
-      }
-      if (!op.has_backward) continue;
-      for (int s : op.bwd_saved) ensure_live(s);
-      free_intermediates();
-      add(ActionKind::kBackward, i);
-      for (int s : op.bwd_creates) state_.storage[s] = StorageFate::kLive;
-      for (const auto* list : {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates}) {
-        for (int s : *list) free_after_backward(s, i);
-      }
+    end();
+    if (!state_.in_backward) {
+      state_.in_backward = true;
+      state_.next_backward = backward_op_below(static_cast<int>(graph_.ops.size()));
     }
+    const int i = state_.next_backward;
+    BGL_CHECK(i >= 0, "backward is through");
+    const OpSpec& op = graph_.ops[i];
+    // A receive may be posted long before the rest: it takes its own bytes and moves no others.
+    if (op.kind != OpKind::kStageSend) begin_backward(i);
+    for (int s : op.bwd_saved) ensure_live(s);
+    free_intermediates();
+    const bool deferred = split && defers(op);
+    add(deferred ? ActionKind::kInputGrad : ActionKind::kBackward, i);
+    for (int s : op.bwd_creates) {
+      if (deferred || !graph_.storages[s].deferred_only) state_.storage[s] = StorageFate::kLive;
+    }
+    if (deferred) state_.weight_grads.push_back(i);
+    state_.next_backward = backward_op_below(i);
+    if (op.stream == Stream::kComm) {
+      state_.issued = i;
+    } else {
+      retire_after_backward(i);
+    }
+    enter_layer(i, state_.next_backward);
+  }
+
+  void weight_grad() {
+    BGL_CHECK(!state_.weight_grads.empty(), "no weight gradient is left");
+    const int i = state_.weight_grads.front();
+    state_.weight_grads.erase(state_.weight_grads.begin());
+    add(ActionKind::kWeightGrad, i);
+    const OpSpec& op = graph_.ops[i];
+    for (const auto* list : {&op.wgrad_saved, &op.wgrad_reads}) {
+      for (int s : *list) free_if_unread(s);
+    }
+  }
+
+  void drains() {
+    BGL_CHECK(!state_.in_backward, "drains come before backward");
+    drain_all();
+  }
+
+  void prefetch() {
+    BGL_CHECK(!state_.in_backward && state_.pending.empty(), "prefetch comes before backward");
+    reload_layer(backward_op_below(static_cast<int>(graph_.ops.size())));
+  }
+
+  void rebuild(int s) {
+    if (state_.storage[s] != StorageFate::kDropped || is_streamed(s)) return;
+    ensure_live(s);
+    free_intermediates();
   }
 
  private:
@@ -86,6 +140,60 @@ class Appender {
       if (graph_.gates[g].op == op) return static_cast<int>(g);
     }
     throw InternalError("router without a gate: " + graph_.ops[op].name);
+  }
+
+  int backward_op_below(int i) const {
+    do {
+      --i;
+    } while (i >= 0 && !graph_.ops[i].has_backward);
+    return i;
+  }
+
+  void begin_backward(int first) {
+    if (state_.backward_begun) return;
+    state_.backward_begun = true;
+    drain_all();
+    if (plan_.prefetch) prefetch_before(first);
+  }
+
+  // A layer's first op issues the reloads of the layer below.
+  void enter_layer(int from, int to) {
+    if (!state_.backward_begun || !plan_.prefetch || to < 0) return;
+    if (graph_.ops[from].layer != graph_.ops[to].layer) prefetch_before(to);
+  }
+
+  bool defers(const OpSpec& op) const {
+    return op.has_wgrad &&
+           std::none_of(op.wgrad_saved.begin(), op.wgrad_saved.end(), [this](int s) {
+             return is_streamed(s) && state_.storage[s] != StorageFate::kLive;
+           });
+  }
+
+  void retire_after_backward(int i) {
+    const OpSpec& op = graph_.ops[i];
+    for (const auto* list :
+         {&op.bwd_saved, &op.bwd_reads, &op.bwd_creates, &op.wgrad_saved, &op.wgrad_reads}) {
+      for (int s : *list) {
+        if (graph_.last_backward_read[s] == i) free_if_unread(s);
+      }
+    }
+  }
+
+  // Frees a storage that no backward op to come reads, unless a weight gradient still does.
+  void free_if_unread(int s) {
+    StorageFate& fate = state_.storage[s];
+    if (fate == StorageFate::kGone || fate == StorageFate::kAbsent) return;
+    const int last = graph_.last_backward_read[s];
+    if (last <= state_.next_backward || last == state_.issued) return;
+    for (int i : state_.weight_grads) {
+      const OpSpec& op = graph_.ops[i];
+      if (std::find(op.wgrad_saved.begin(), op.wgrad_saved.end(), s) != op.wgrad_saved.end() ||
+          std::find(op.wgrad_reads.begin(), op.wgrad_reads.end(), s) != op.wgrad_reads.end()) {
+        return;
+      }
+    }
+    if (fate != StorageFate::kDropped) add(ActionKind::kFree, s);
+    fate = StorageFate::kGone;
   }
 
   void retire_after_forward(int i) {
@@ -158,9 +266,13 @@ class Appender {
     const int layer = graph_.ops[op].layer;
     int below = op;
     while (below >= 0 && graph_.ops[below].layer == layer) --below;
-    if (below < 0) return;
-    const int next_layer = graph_.ops[below].layer;
-    for (int i = below; i >= 0 && graph_.ops[i].layer == next_layer; --i) {
+    reload_layer(below);
+  }
+
+  void reload_layer(int last_op) {
+    if (last_op < 0) return;
+    const int layer = graph_.ops[last_op].layer;
+    for (int i = last_op; i >= 0 && graph_.ops[i].layer == layer; --i) {
       for (int s : graph_.ops[i].bwd_saved) {
         if (state_.storage[s] == StorageFate::kHost) reload(s);
       }
@@ -262,12 +374,6 @@ class Appender {
     intermediates_.clear();
   }
 
-  void free_after_backward(int s, int op) {
-    if (graph_.last_backward_read[s] != op || state_.storage[s] == StorageFate::kGone) return;
-    if (state_.storage[s] != StorageFate::kDropped) add(ActionKind::kFree, s);
-    state_.storage[s] = StorageFate::kGone;
-  }
-
   const Graph& graph_;
   const Plan& plan_;
   MicrobatchState& state_;
@@ -295,7 +401,47 @@ MicrobatchState initial_state(const Graph& graph) {
 
 int append_forward(const Graph& graph, const Plan& plan, MicrobatchState& state,
                    Timeline& timeline) {
-  return Appender(graph, plan, state, timeline).forward();
+  Appender appender(graph, plan, state, timeline);
+  for (;;) {
+    const int reached = appender.forward_op();
+    if (reached == -2) continue;
+    if (reached == -1) appender.end();
+    return reached;
+  }
+}
+
+int append_forward_op(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                      Timeline& timeline) {
+  return Appender(graph, plan, state, timeline).forward_op();
+}
+
+void append_backward_op(const Graph& graph, const Plan& plan, bool split, MicrobatchState& state,
+                        Timeline& timeline) {
+  Appender(graph, plan, state, timeline).backward_op(split);
+}
+
+void append_weight_grad(const Graph& graph, MicrobatchState& state, Timeline& timeline) {
+  static const Plan kNoPlan;
+  Appender(graph, kNoPlan, state, timeline).weight_grad();
+}
+
+void append_end(const Graph& graph, const Plan& plan, MicrobatchState& state, Timeline& timeline) {
+  Appender(graph, plan, state, timeline).end();
+}
+
+void append_drains(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                   Timeline& timeline) {
+  Appender(graph, plan, state, timeline).drains();
+}
+
+void append_prefetch(const Graph& graph, const Plan& plan, MicrobatchState& state,
+                     Timeline& timeline) {
+  Appender(graph, plan, state, timeline).prefetch();
+}
+
+void append_rebuild(const Graph& graph, const Plan& plan, int storage, MicrobatchState& state,
+                    Timeline& timeline) {
+  Appender(graph, plan, state, timeline).rebuild(storage);
 }
 
 void append_demotions(const Graph& graph, const Plan& plan, MicrobatchState& state,
@@ -305,7 +451,11 @@ void append_demotions(const Graph& graph, const Plan& plan, MicrobatchState& sta
 
 void append_backward(const Graph& graph, const Plan& plan, MicrobatchState& state,
                      Timeline& timeline) {
-  Appender(graph, plan, state, timeline).backward();
+  Appender appender(graph, plan, state, timeline);
+  do {
+    appender.backward_op(/*split=*/false);
+  } while (!state.backward_done());
+  appender.end();
 }
 
 void keep_past_choices(const Graph& graph, const MicrobatchState& state, Plan& plan) {
