@@ -109,7 +109,7 @@ struct ReferenceStage {
     return sum;
   }
 
-  StageRun run(Policy& policy, int iteration) const {
+  RankRun run(Policy& policy, int iteration) const {
     return drive_stage(context, policy, order, 0, loads(iteration));
   }
 
@@ -121,15 +121,15 @@ struct ReferenceStage {
 
 int64_t rounded_up_mib(int64_t bytes) { return (bytes + kMiB - 1) / kMiB; }
 
-int64_t total_exposed_ns(const StageRun& run) {
+int64_t total_exposed_ns(const RankRun& run) {
   int64_t sum = 0;
-  for (const StageMicrobatch& one : run.microbatches) sum += one.exposed_ns;
+  for (const RankFlight& one : run.flights) sum += one.exposed_ns;
   return sum;
 }
 
-int total_demotions(const StageRun& run) {
+int total_demotions(const RankRun& run) {
   int sum = 0;
-  for (const StageMicrobatch& one : run.microbatches) sum += one.demotions;
+  for (const RankFlight& one : run.flights) sum += one.demotions;
   return sum;
 }
 
@@ -152,7 +152,7 @@ TEST(ReferenceStage, SaveAllFitsEveryCalmIterationAndDiesInTheFirstSpike) {
   int64_t calm = 0, spike = 0;
   int first_death = -1;
   for (int i = 0; i < 1000; ++i) {
-    const StageRun run = stage.run(*save_all, i);
+    const RankRun run = stage.run(*save_all, i);
     int64_t& peak = ReferenceStage::is_spike(i) ? spike : calm;
     peak = std::max(peak, run.memory.peak_bytes);
     if (first_death < 0 && !run.deaths.empty()) first_death = i;
@@ -172,13 +172,13 @@ TEST(ReferenceStage, AdaptiveTouchesNothingInCalmAndOnlyTheHotOneOrLaterOnesInAS
   const ReferenceStage stage;
   const auto adaptive = make_policy("adaptive", stage.context, {});
   for (int i = 0; i < 1000; ++i) {
-    const StageRun run = stage.run(*adaptive, i);
+    const RankRun run = stage.run(*adaptive, i);
     ASSERT_TRUE(run.deaths.empty()) << i;
     ASSERT_EQ(run.memory.live_bytes, 0);
     if (!ReferenceStage::is_spike(i)) {
       ASSERT_EQ(total_demotions(run), 0) << i;
       ASSERT_EQ(total_exposed_ns(run), 0) << i;
-      for (const StageDecision& at : run.decisions) {
+      for (const RankDecision& at : run.decisions) {
         ASSERT_TRUE(at.decision.cache_hit);
         ASSERT_TRUE(at.decision.resting_plans.empty());
       }
@@ -186,7 +186,7 @@ TEST(ReferenceStage, AdaptiveTouchesNothingInCalmAndOnlyTheHotOneOrLaterOnesInAS
     }
     const int hot = ReferenceStage::hot_microbatch(i);
     for (int m = 0; m < hot; ++m) {
-      EXPECT_EQ(run.microbatches[static_cast<size_t>(m)].demotions, 0) << i << " " << m;
+      EXPECT_EQ(run.flights[static_cast<size_t>(m)].demotions, 0) << i << " " << m;
     }
     EXPECT_GT(total_demotions(run), 0) << i;
     const auto save_all = make_policy("save-all", stage.context, {});
@@ -212,9 +212,9 @@ TEST(ReferenceStage, AdaptiveExposesLessThanThresholdAndRetry) {
   for (int r = 0; r < 2; ++r) {
     const auto retry = make_policy("retry", stage.context, {.retry_factor = r == 0 ? 1.10 : 1.25});
     for (int i = 0; i < 1000; ++i) {
-      const StageRun run = stage.run(*retry, i);
-      if (std::none_of(run.microbatches.begin(), run.microbatches.end(),
-                       [](const StageMicrobatch& one) { return one.repeat_step; })) {
+      const RankRun run = stage.run(*retry, i);
+      if (std::none_of(run.flights.begin(), run.flights.end(),
+                       [](const RankFlight& one) { return one.repeat_step; })) {
         continue;
       }
       retry_ns[r] += stage.step_ns(stage.loads(i));
@@ -248,12 +248,12 @@ struct StageCase {
   bool host_limit = false;
 };
 
-void expect_within(const ProvisionContext& context, const StageRun& run, const std::string& what) {
+void expect_within(const ProvisionContext& context, const RankRun& run, const std::string& what) {
   ASSERT_TRUE(run.deaths.empty()) << what << " in " << pass_text(run.deaths.front());
   ASSERT_LE(run.memory.peak_bytes, context.activation_budget_bytes) << what;
   ASSERT_EQ(run.memory.live_bytes, 0) << what;
   ASSERT_EQ(run.memory.host_live_bytes, 0) << what;
-  for (const StageDecision& at : run.decisions) {
+  for (const RankDecision& at : run.decisions) {
     ASSERT_TRUE(at.decision.feasible) << what << " " << at.microbatch << " gate " << at.gate;
     ASSERT_LE(at.peak_bytes, at.decision.predicted_peak_bytes)
         << what << " " << at.microbatch << " gate " << at.gate;
@@ -281,7 +281,7 @@ void never_over_budget(const StageCase& test, int64_t runs) {
     for (int64_t i = 0; i < std::max<int64_t>(1, runs / (kBudgets * test.microbatches)); ++i) {
       std::vector<std::vector<LayerLoad>> loads;
       for (int m = 0; m < test.microbatches; ++m) loads.push_back(random_routing(setup, random));
-      const StageRun run = drive_stage(context, *policy, order, 0, loads);
+      const RankRun run = drive_stage(context, *policy, order, 0, loads);
       expect_within(context, run, "budget " + std::to_string(b) + " run " + std::to_string(i));
       if (testing::Test::HasFatalFailure()) return;
     }
@@ -351,9 +351,9 @@ TEST(StageDriver, BelowTheFloorTheMissingBytesAreSaid) {
     for (const int64_t less : {0, 64, 4096}) {
       const ProvisionContext context = setup.with_budget(floor.activation_bytes - less);
       const auto policy = make_policy("adaptive", context, {});
-      const StageRun run = drive_stage(context, *policy, order, 0, loads);
+      const RankRun run = drive_stage(context, *policy, order, 0, loads);
       int64_t missing = 0;
-      for (const StageDecision& at : run.decisions) {
+      for (const RankDecision& at : run.decisions) {
         missing = std::max(missing, at.decision.short_by_bytes);
         EXPECT_EQ(at.decision.feasible, at.decision.short_by_bytes == 0);
       }
@@ -370,7 +370,7 @@ TEST(StageDriver, StopsAtTheFirstDeathIfAsked) {
   const ProvisionContext context = setup.with_budget(setup.save_all_bytes() / 2);
   const auto policy = make_policy("save-all", context, {});
   EXPECT_GT(drive_stage(context, *policy, order, 0, loads).deaths.size(), 1u);
-  const StageRun stopped = drive_stage(context, *policy, order, 0, loads, {.stop_at_death = true});
+  const RankRun stopped = drive_stage(context, *policy, order, 0, loads, {.stop_at_death = true});
   ASSERT_EQ(stopped.deaths.size(), 1u);
   EXPECT_EQ(pass_text(stopped.deaths[0]), "0F0");
 }
@@ -388,7 +388,7 @@ TEST(StageDriver, EqualStatesGiveEqualPlansAndCalmReturnsAfterASpike) {
   spike[1] = setup.even(4.0);
   const auto plans = [&](Policy& policy, const std::vector<std::vector<LayerLoad>>& loads) {
     std::vector<Plan> all;
-    for (const StageDecision& at : drive_stage(context, policy, order, 0, loads).decisions) {
+    for (const RankDecision& at : drive_stage(context, policy, order, 0, loads).decisions) {
       all.push_back(at.decision.plan);
       for (const Plan& plan : at.decision.resting_plans) all.push_back(plan);
     }
