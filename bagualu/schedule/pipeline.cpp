@@ -1,21 +1,14 @@
 #include "bagualu/schedule/pipeline.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 
 #include "bagualu/base/error.h"
+#include "bagualu/schedule/overlap_order.h"
+#include "bagualu/schedule/pass_graph.h"
 
 namespace bagualu {
 namespace {
-
-constexpr size_t kKindCount = kPassLetters.size();
-
-struct Inputs {
-  std::array<PipelinePass, 2> pass;
-  size_t count = 0;
-  void add(const PipelinePass& input) { pass[count++] = input; }
-};
 
 bool splits(const PipelineOrder& order) {
   for (const auto& list : order.ranks) {
@@ -34,44 +27,46 @@ void check_table(const PipelineOrder& order, const std::vector<std::vector<int64
   }
 }
 
-// The passes of an order as nodes of a graph, in an order in which every input comes first.
-class PassGraph {
+// Where bytes are after a recompute or a copy is a question of tensors, not of passes.
+void check_held(const PipelinePass& pass) {
+  const bool counts = pass.kind != PassKind::kRecompute && !is_copy(pass.kind);
+  BGL_CHECK(counts, pass_text(pass), "recomputes or copies: its bytes are the timeline's");
+}
+
+// Start and end of the nodes of a graph.
+class Timetable {
  public:
-  PassGraph(const PipelineOrder& order, const PipelineTimes& times) : order_(order), times_(times) {
+  Timetable(const PassGraph& graph, const PipelineTimes& times, const SlotNs& slot_ns)
+      : graph_(graph), times_(times), slot_ns_(slot_ns) {
+    const PipelineOrder& order = graph.order();
     check_table(order, times.forward_ns);
     check_table(order, times.backward_ns);
     BGL_CHECK(times.send_ns >= 0, times.send_ns);
     if (!times.weight_grad_ns.empty() || splits(order)) check_table(order, times.weight_grad_ns);
-    place_passes();
-    sort();
+    for (const auto* table : {&times.recompute_ns, &times.offload_ns, &times.reload_ns}) {
+      if (!table->empty()) check_table(order, *table);
+    }
   }
 
   PipelineRun run() const {
     PipelineRun result;
-    for (const auto& list : order_.ranks) {
+    for (const auto& list : graph_.order().ranks) {
       result.start_ns.emplace_back(list.size(), 0);
       result.end_ns.emplace_back(list.size(), 0);
     }
-    for (const Node& node : sorted_) {
-      int64_t start = node.index == 0 ? 0 : result.end_ns[node.rank][node.index - 1];
-      const Inputs inputs = inputs_of(pass_at(node));
-      for (size_t i = 0; i < inputs.count; ++i) {
-        const Node from = node_of(inputs.pass[i]);
-        start = std::max(start, result.end_ns[from.rank][from.index] + send_ns(from, node));
+    for (const Node& node : graph_.sorted()) {
+      int64_t start = 0;
+      each_input(node, [&](const Node& from, int64_t send_ns) {
+        start = std::max(start, result.end_ns[from.rank][from.index] + send_ns);
+      });
+      const int64_t end = start + node_ns(node);
+      for (size_t part = 0; part < graph_.size_of(node); ++part) {
+        result.start_ns[node.rank][node.index + part] = start;
+        result.end_ns[node.rank][node.index + part] = end;
       }
-      result.start_ns[node.rank][node.index] = start;
-      result.end_ns[node.rank][node.index] = start + duration_ns(node);
-      result.makespan_ns = std::max(result.makespan_ns, start + duration_ns(node));
+      result.makespan_ns = std::max(result.makespan_ns, end);
     }
-    for (size_t r = 0; r < order_.ranks.size(); ++r) {
-      int64_t busy = 0;
-      for (size_t i = 0; i < order_.ranks[r].size(); ++i) {
-        busy += result.end_ns[r][i] - result.start_ns[r][i];
-      }
-      result.bubble_ns.push_back(result.makespan_ns - busy);
-      const bool idle = order_.ranks[r].empty();
-      result.span_ns.push_back(idle ? 0 : result.end_ns[r].back() - result.start_ns[r].front());
-    }
+    for (size_t r = 0; r < graph_.order().ranks.size(); ++r) add_rank(r, result);
     return result;
   }
 
@@ -79,18 +74,13 @@ class PassGraph {
     const PipelineRun at = run();
     // Longest path from the end of a pass to the end of the step.
     std::vector<std::vector<int64_t>> tail;
-    for (const auto& list : order_.ranks) tail.emplace_back(list.size(), 0);
-    for (auto node = sorted_.rbegin(); node != sorted_.rend(); ++node) {
-      const int64_t through = duration_ns(*node) + tail[node->rank][node->index];
-      const auto reach = [&tail](const Node& from, int64_t ns) {
-        tail[from.rank][from.index] = std::max(tail[from.rank][from.index], ns);
-      };
-      if (node->index > 0) reach({node->rank, node->index - 1}, through);
-      const Inputs inputs = inputs_of(pass_at(*node));
-      for (size_t i = 0; i < inputs.count; ++i) {
-        const Node from = node_of(inputs.pass[i]);
-        reach(from, through + send_ns(from, *node));
-      }
+    for (const auto& list : graph_.order().ranks) tail.emplace_back(list.size(), 0);
+    for (auto node = graph_.sorted().rbegin(); node != graph_.sorted().rend(); ++node) {
+      const int64_t through = node_ns(*node) + tail[node->rank][node->index];
+      each_input(*node, [&](const Node& from, int64_t send_ns) {
+        int64_t& longest = tail[from.rank][from.index];
+        longest = std::max(longest, through + send_ns);
+      });
     }
     for (size_t r = 0; r < tail.size(); ++r) {
       for (size_t i = 0; i < tail[r].size(); ++i) {
@@ -101,136 +91,82 @@ class PassGraph {
   }
 
  private:
-  struct Node {
-    size_t rank = 0;
-    size_t index = 0;
-  };
+  using Node = PassGraph::Node;
 
-  const PipelinePass& pass_at(const Node& node) const {
-    return order_.ranks[node.rank][node.index];
-  }
-
-  size_t slot_of(const PipelinePass& pass) const {
-    const bool inside = pass.stage >= 0 && pass.stage < order_.stages && pass.microbatch >= 0 &&
-                        pass.microbatch < order_.microbatches;
-    BGL_CHECK(inside, pass_text(pass), order_.stages, order_.microbatches);
-    return (static_cast<size_t>(pass.stage) * kKindCount + static_cast<size_t>(pass.kind)) *
-               static_cast<size_t>(order_.microbatches) +
-           static_cast<size_t>(pass.microbatch);
-  }
-
-  Node node_of(const PipelinePass& pass) const { return nodes_[slot_of(pass)]; }
-
-  // Passes whose results this one reads. A missing backward of the next stage is named as a whole
-  // one.
-  Inputs inputs_of(const PipelinePass& pass) const {
-    Inputs inputs;
-    const auto [stage, kind, microbatch] = pass;
-    if (kind == PassKind::kForward) {
-      if (stage > 0) inputs.add({stage - 1, kind, microbatch});
-      return inputs;
+  // Calls visit(node that ends before, time from its end to here).
+  template <class Visit>
+  void each_input(const Node& node, const Visit& visit) const {
+    const PassGraph::Before& before = graph_.before(node);
+    if (before.compute != PassGraph::kNone) visit(Node{node.rank, before.compute}, 0);
+    if (before.engine != PassGraph::kNone) visit(Node{node.rank, before.engine}, 0);
+    for (size_t part = 0; part < graph_.size_of(node); ++part) {
+      const PassInputs inputs = graph_.inputs_of(graph_.pass_at(node, part));
+      for (size_t i = 0; i < inputs.count; ++i) {
+        const Node from = graph_.node_of(inputs.pass[i]);
+        visit(from, from.rank == node.rank ? 0 : times_.send_ns);
+      }
     }
-    if (kind == PassKind::kWeightGrad) {
-      inputs.add({stage, PassKind::kInputGrad, microbatch});
-      return inputs;
-    }
-    inputs.add({stage, PassKind::kForward, microbatch});
-    if (stage + 1 == order_.stages) return inputs;
-    PipelinePass next = {stage + 1, PassKind::kInputGrad, microbatch};
-    if (!listed_[slot_of(next)]) next.kind = PassKind::kBackward;
-    inputs.add(next);
-    return inputs;
   }
 
-  int64_t duration_ns(const Node& node) const {
-    const auto [stage, kind, microbatch] = pass_at(node);
-    const auto at = [s = static_cast<size_t>(stage), m = static_cast<size_t>(microbatch)](
-                        const std::vector<std::vector<int64_t>>& table) { return table[s][m]; };
-    switch (kind) {
+  // Idle time and span of a rank's compute stream; a slot counts once.
+  void add_rank(size_t r, PipelineRun& result) const {
+    const auto& list = graph_.order().ranks[r];
+    int64_t busy = 0;
+    int64_t first = result.makespan_ns;
+    int64_t last = 0;
+    for (size_t i = 0; i < list.size(); i += graph_.size_of({r, i})) {
+      if (is_copy(list[i].kind)) continue;
+      busy += result.end_ns[r][i] - result.start_ns[r][i];
+      first = std::min(first, result.start_ns[r][i]);
+      last = result.end_ns[r][i];
+    }
+    result.bubble_ns.push_back(result.makespan_ns - busy);
+    result.span_ns.push_back(std::max<int64_t>(0, last - first));
+  }
+
+  int64_t node_ns(const Node& node) const {
+    const int64_t own = pass_ns(graph_.pass_at(node));
+    if (graph_.size_of(node) == 1) return own;
+    const int64_t other = pass_ns(graph_.pass_at(node, 1));
+    if (!slot_ns_) return own + other;
+    const int64_t ns = slot_ns_(node.rank, node.index, own, other);
+    BGL_CHECK(ns >= 0, pass_text(graph_.pass_at(node)), ns);
+    return ns;
+  }
+
+  int64_t pass_ns(const PipelinePass& pass) const {
+    const auto at = [s = static_cast<size_t>(pass.stage), m = static_cast<size_t>(pass.microbatch),
+                     &pass](const std::vector<std::vector<int64_t>>& table) {
+      BGL_CHECK(!table.empty(), pass_text(pass), "has no time");
+      return table[s][m];
+    };
+    switch (pass.kind) {
       case PassKind::kForward:
         return at(times_.forward_ns);
       case PassKind::kBackward:
         return at(times_.backward_ns);
       case PassKind::kWeightGrad:
         return at(times_.weight_grad_ns);
+      case PassKind::kRecompute:
+        return at(times_.recompute_ns);
+      case PassKind::kOffload:
+        return at(times_.offload_ns);
+      case PassKind::kReload:
+        return at(times_.reload_ns);
       case PassKind::kInputGrad:
         break;
     }
     const int64_t ns = at(times_.backward_ns) - at(times_.weight_grad_ns);
-    BGL_CHECK(ns >= 0, pass_text(pass_at(node)), ns);
+    BGL_CHECK(ns >= 0, pass_text(pass), ns);
     return ns;
   }
 
-  int64_t send_ns(const Node& from, const Node& to) const {
-    return from.rank == to.rank ? 0 : times_.send_ns;
-  }
-
-  void place_passes() {
-    const size_t slots =
-        static_cast<size_t>(order_.stages) * kKindCount * static_cast<size_t>(order_.microbatches);
-    nodes_.assign(slots, {});
-    listed_.assign(slots, 0);
-    for (size_t r = 0; r < order_.ranks.size(); ++r) {
-      for (size_t i = 0; i < order_.ranks[r].size(); ++i) {
-        const size_t slot = slot_of(order_.ranks[r][i]);
-        BGL_CHECK(!listed_[slot], pass_text(order_.ranks[r][i]), "is listed twice");
-        nodes_[slot] = {r, i};
-        listed_[slot] = 1;
-      }
-    }
-  }
-
-  // Advances every rank as far as its inputs allow; if none moves, the rest waits for ever.
-  void sort() {
-    std::vector<size_t> next(order_.ranks.size(), 0);
-    std::vector<char> done(listed_.size(), 0);
-    size_t total = 0;
-    for (const auto& list : order_.ranks) total += list.size();
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (size_t r = 0; r < next.size(); ++r) {
-        while (next[r] < order_.ranks[r].size() && missing(order_.ranks[r][next[r]], done) == 0) {
-          done[slot_of(order_.ranks[r][next[r]])] = 1;
-          sorted_.push_back({r, next[r]++});
-          moved = true;
-        }
-      }
-    }
-    if (sorted_.size() != total) throw InternalError(deadlock_text(next, done));
-  }
-
-  // Number of inputs that have not run; `first` gets one of them.
-  size_t missing(const PipelinePass& pass, const std::vector<char>& done,
-                 PipelinePass* first = nullptr) const {
-    const Inputs inputs = inputs_of(pass);
-    size_t count = 0;
-    for (size_t i = 0; i < inputs.count; ++i) {
-      if (done[slot_of(inputs.pass[i])]) continue;
-      if (count++ == 0 && first != nullptr) *first = inputs.pass[i];
-    }
-    return count;
-  }
-
-  std::string deadlock_text(const std::vector<size_t>& next, const std::vector<char>& done) const {
-    std::string text = "pipeline order is stuck:";
-    for (size_t r = 0; r < next.size(); ++r) {
-      if (next[r] == order_.ranks[r].size()) continue;
-      const PipelinePass& waiting = order_.ranks[r][next[r]];
-      PipelinePass input;
-      missing(waiting, done, &input);
-      text += " rank " + std::to_string(r) + ": " + pass_text(waiting) + " waits for " +
-              pass_text(input) + (listed_[slot_of(input)] ? ";" : ", which no rank runs;");
-    }
-    text.pop_back();
-    return text;
-  }
-
-  const PipelineOrder& order_;
+  const PassGraph& graph_;
   const PipelineTimes& times_;
-  std::vector<Node> nodes_;   ///< by slot_of()
-  std::vector<char> listed_;  ///< by slot_of()
-  std::vector<Node> sorted_;
+  const SlotNs& slot_ns_;
 };
+
+const SlotNs kNoSlots;
 
 }  // namespace
 
@@ -256,6 +192,7 @@ std::vector<ResidentPeak> resident_peaks(
     int64_t sum = 0;
     for (const PipelinePass& pass : list) {
       const auto [stage, kind, microbatch] = pass;
+      check_held(pass);
       const int64_t own = bytes[static_cast<size_t>(stage)][static_cast<size_t>(microbatch)];
       const int64_t kept =
           weight_grad_bytes[static_cast<size_t>(stage)][static_cast<size_t>(microbatch)];
@@ -291,6 +228,7 @@ std::vector<int> in_flight(const PipelineOrder& order) {
     int now = 0;
     int most = 0;
     for (const PipelinePass& pass : list) {
+      check_held(pass);
       char& own = held[static_cast<size_t>(pass.stage) * static_cast<size_t>(order.microbatches) +
                        static_cast<size_t>(pass.microbatch)];
       if (pass.kind == PassKind::kForward) {
@@ -327,11 +265,18 @@ PipelineTimes equal_times(const PipelineOrder& order, const PassTimes& times) {
 }
 
 PipelineRun simulate(const PipelineOrder& order, const PipelineTimes& times) {
-  return PassGraph(order, times).run();
+  const PassGraph graph(order);
+  return Timetable(graph, times, kNoSlots).run();
+}
+
+PipelineRun simulate(const OverlapOrder& order, const PipelineTimes& times, const SlotNs& slot_ns) {
+  const PassGraph graph(order.order, &order.fused);
+  return Timetable(graph, times, slot_ns).run();
 }
 
 std::vector<std::vector<int64_t>> slack(const PipelineOrder& order, const PipelineTimes& times) {
-  return PassGraph(order, times).slack();
+  const PassGraph graph(order);
+  return Timetable(graph, times, kNoSlots).slack();
 }
 
 int64_t exposed_ns(const PipelineOrder& order, const PipelineTimes& times,
@@ -345,8 +290,28 @@ int64_t exposed_ns(const PipelineOrder& order, const PipelineTimes& times,
     const auto lengthen = [&](std::vector<std::vector<int64_t>>& table) {
       table[static_cast<size_t>(pass.stage)][static_cast<size_t>(pass.microbatch)] += delay.ns;
     };
-    lengthen(pass.kind == PassKind::kForward ? longer.forward_ns : longer.backward_ns);
-    if (pass.kind == PassKind::kWeightGrad) lengthen(longer.weight_grad_ns);
+    switch (pass.kind) {
+      case PassKind::kForward:
+        lengthen(longer.forward_ns);
+        break;
+      case PassKind::kWeightGrad:
+        lengthen(longer.weight_grad_ns);
+        lengthen(longer.backward_ns);
+        break;
+      case PassKind::kRecompute:
+        lengthen(longer.recompute_ns);
+        break;
+      case PassKind::kOffload:
+        lengthen(longer.offload_ns);
+        break;
+      case PassKind::kReload:
+        lengthen(longer.reload_ns);
+        break;
+      case PassKind::kBackward:
+      case PassKind::kInputGrad:
+        lengthen(longer.backward_ns);
+        break;
+    }
   }
   return simulate(order, longer).makespan_ns - simulate(order, times).makespan_ns;
 }

@@ -26,12 +26,23 @@
 namespace bagualu {
 
 /// A micro-batch runs backward through a stage either as one kBackward, or as a kInputGrad and,
-/// any time later on the same rank, a kWeightGrad.
-/// One more kind is one entry here, its letter in kPassLetters and its inputs in PassGraph of
-/// pipeline.cpp.
-enum class PassKind : uint8_t { kForward, kBackward, kInputGrad, kWeightGrad };
+/// any time later on the same rank, a kWeightGrad. Between its forward and its (whole or input
+/// gradient's) backward it may be recomputed, and offloaded and then reloaded. The copies start
+/// where the list says, but on engines of their own (one per direction, in order): the rank goes
+/// on, and only the backward waits for them. No generator lists these three.
+/// One more kind is one entry here, its letter in kPassLetters, its inputs in PassGraph
+/// (pass_graph.cpp), its time in pipeline.cpp and its rule in pipeline_check.cpp.
+enum class PassKind : uint8_t {
+  kForward,
+  kBackward,
+  kInputGrad,
+  kWeightGrad,
+  kRecompute,
+  kOffload,
+  kReload,
+};
 /// By PassKind.
-inline constexpr std::string_view kPassLetters = "FBIW";
+inline constexpr std::string_view kPassLetters = "FBIWROL";
 
 /// One pass of one micro-batch through one stage; "2F0" is stage 2's forward of micro-batch 0.
 struct PipelinePass {
@@ -41,7 +52,7 @@ struct PipelinePass {
   bool operator==(const PipelinePass&) const = default;
 };
 
-/// Text form: "2F0", "2B0", "2I0", "2W0".
+/// Text form: "2F0", "2B0", "2I0", "2W0", "2R0", "2O0", "2L0".
 std::string pass_text(const PipelinePass& pass);
 
 struct PipelineOrder {
@@ -95,6 +106,7 @@ PipelineOrder interleaved(int pp, int chunks, int microbatches, int group = 0);
 
 /// Largest number of activations of one micro-batch in one virtual stage that each rank holds at
 /// once: from the forward to the end of the backward, a split one's being its weight gradient.
+/// Throws: InternalError for passes that recompute or copy: then activations are not the question.
 std::vector<int> in_flight(const PipelineOrder& order);
 
 /// What a rank holds at a moment of its largest sum.
@@ -112,6 +124,7 @@ struct ResidentPeak {
 /// split backward, `weight_grad_bytes` of them (by default all) stay from the input gradient to the
 /// weight gradient. Bytes are added when a forward begins and taken away when a backward ends.
 /// Shapes:  bytes, weight_grad_bytes [stages][microbatches]
+/// Throws:  as in_flight()
 std::vector<ResidentPeak> resident_peaks(const PipelineOrder& order,
                                          const std::vector<std::vector<int64_t>>& bytes);
 std::vector<ResidentPeak> resident_peaks(
@@ -125,6 +138,8 @@ struct PipelineTimes {
   int64_t send_ns = 0;  ///< from the end of a pass to its neighbour stage on another rank
   /// The part of backward_ns that a weight gradient takes; may be empty if the order splits none.
   std::vector<std::vector<int64_t>> weight_grad_ns;
+  /// May be empty if the order lists no such pass.
+  std::vector<std::vector<int64_t>> recompute_ns, offload_ns, reload_ns;
 };
 
 /// The same times for every stage and micro-batch.
@@ -137,8 +152,8 @@ struct PipelineRun {
   std::vector<std::vector<int64_t>> start_ns;
   std::vector<std::vector<int64_t>> end_ns;
   int64_t makespan_ns = 0;
-  std::vector<int64_t> bubble_ns;  ///< by rank: idle between 0 and the makespan
-  std::vector<int64_t> span_ns;    ///< by rank: from its first start to its last end
+  std::vector<int64_t> bubble_ns;  ///< by rank: compute idle between 0 and the makespan
+  std::vector<int64_t> span_ns;    ///< by rank: from its first start to its last end, copies aside
 };
 
 /// Earliest start and end of every pass, by longest path.

@@ -4,6 +4,7 @@
 
 #include "bagualu/base/error.h"
 #include "bagualu/schedule/pipeline.h"
+#include "bagualu/schedule/pipeline_dual.h"
 
 namespace bagualu {
 namespace {
@@ -62,84 +63,6 @@ PipelineOrder zb_h2(int pp, int microbatches) {
   return order;
 }
 
-// The two ways through a rank: phase 0 is the one that enters the pipeline near
-// it. Weight gradients that were put off run first in, first out.
-class TwoPhases {
- public:
-  struct Phase {
-    int stage = 0;
-    int first = 0;  ///< number of its micro-batch 0
-    int count = 0;
-    int forwards = 0;
-    int backwards = 0;
-  };
-
-  TwoPhases(Phase zero, Phase one, std::vector<PipelinePass>& list)
-      : phases_{zero, one}, list_(list) {}
-
-  void forward(int phase) { add(phases_[phase], PassKind::kForward, phases_[phase].forwards++); }
-
-  void backward(int phase, bool split = false) {
-    Phase& at = phases_[phase];
-    if (split) put_off_.push_back({phase, at.backwards});
-    add(at, split ? PassKind::kInputGrad : PassKind::kBackward, at.backwards++);
-  }
-
-  void weight() {
-    const auto [phase, microbatch] = put_off_[weights_++];
-    add(phases_[phase], PassKind::kWeightGrad, microbatch);
-  }
-
- private:
-  void add(const Phase& phase, PassKind kind, int microbatch) {
-    if (microbatch < phase.count) list_.push_back({phase.stage, kind, phase.first + microbatch});
-  }
-
-  std::array<Phase, 2> phases_;
-  std::vector<PipelinePass>& list_;
-  std::vector<std::pair<int, int>> put_off_;
-  size_t weights_ = 0;
-};
-
-// The order of the rank that stands `depth` ranks from where its phase 0 enters, of `half` ranks to
-// the turning point, with at least 2 * half micro-batches of each phase. Where the published order
-// runs a forward and a backward overlapped, the forward stands first.
-void dual_pipe_rank(int depth, int half, int microbatches, TwoPhases out) {
-  const int beyond = half - depth - 1;
-  for (int i = 0; i < 2 * beyond; ++i) out.forward(0);
-  for (int i = 0; i <= depth; ++i) {
-    out.forward(0);
-    out.forward(1);
-  }
-  for (int i = 0; i < beyond; ++i) {
-    out.backward(1, true);
-    out.weight();
-    out.forward(1);
-  }
-  for (int i = 0; i < microbatches - 2 * half + depth + 1; ++i) {
-    out.forward(0);
-    out.backward(1);
-    out.forward(1);
-    out.backward(0);
-  }
-  for (int i = 0; i < beyond; ++i) {
-    out.backward(1);
-    out.forward(1);
-    out.backward(0);
-  }
-  // The later half of these backwards is split, to fill the gaps of the cool-down.
-  const int turn = (depth + 1) / 2;
-  for (int i = 0; i <= depth; ++i) {
-    out.backward(1, i > turn || (i == turn && depth % 2 == 1));
-    out.backward(0, i >= turn);
-  }
-  for (int i = 0; i < beyond; ++i) {
-    out.weight();
-    out.backward(0, true);
-  }
-  for (int i = 0; i <= depth; ++i) out.weight();
-}
-
 PipelineOrder dual_pipe(int pp, int microbatches) {
   PipelineOrder order = empty_order(pp, pp, microbatches);
   const int half = pp / 2;
@@ -148,7 +71,7 @@ PipelineOrder dual_pipe(int pp, int microbatches) {
     TwoPhases::Phase down = {r, 0, first_count};
     TwoPhases::Phase up = {pp - 1 - r, first_count, microbatches - first_count};
     if (r >= half) std::swap(down, up);
-    dual_pipe_rank(std::min(r, pp - 1 - r), half, std::max(first_count, pp),
+    dual_pipe_rank(std::min(r, pp - 1 - r), half, std::max(first_count, pp), BackwardSplit::kSome,
                    TwoPhases(down, up, order.ranks[static_cast<size_t>(r)]));
   }
   return order;
@@ -157,7 +80,7 @@ PipelineOrder dual_pipe(int pp, int microbatches) {
 PipelineOrder dual_pipe_v(int pp, int microbatches) {
   PipelineOrder order = empty_order(pp, 2 * pp, microbatches);
   for (int r = 0; r < pp; ++r) {
-    dual_pipe_rank(r, pp, std::max(microbatches, 2 * pp),
+    dual_pipe_rank(r, pp, std::max(microbatches, 2 * pp), BackwardSplit::kSome,
                    TwoPhases({r, 0, microbatches}, {2 * pp - 1 - r, 0, microbatches},
                              order.ranks[static_cast<size_t>(r)]));
   }

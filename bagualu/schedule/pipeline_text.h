@@ -19,14 +19,15 @@ PipelineOrder parse_order(std::string_view text, const std::string& where);
 
 /// What is wrong with an order, in one line that names a rank and a pass; nothing if it can run:
 /// every micro-batch passes every stage forward once and backward once, whole or split, on one rank
-/// each, and no pass waits for one that comes after it.
+/// each, reloads what it offloads, and no pass waits for one that comes after it.
 /// Cost:    O(passes log passes), and no memory beyond what the listed passes need.
 std::optional<std::string> order_fault(const PipelineOrder& order);
 /// Also asks every pass to be where `kind` puts its stage.
 std::optional<std::string> order_fault(const PipelineOrder& order, PipelineKind kind);
 
 /// One row per rank, `columns` wide: "F12" begins the forward of micro-batch 12, "-" goes on with
-/// it, "." is idle; f b i w are the rank's stages above its lowest.
+/// it, "." is idle; f b i w r are the rank's stages above its lowest. Copies stand in rows of their
+/// own below the rank's.
 /// Requires: columns at least 1; run = simulate(order, ...).
 std::string draw_order(const PipelineOrder& order, const PipelineRun& run, int columns = 100);
 
