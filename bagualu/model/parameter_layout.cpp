@@ -22,10 +22,13 @@ class LayoutBuilder {
  public:
   void weight(std::string name, int64_t layer, std::vector<int64_t> shape,
               ParameterGroup group = ParameterGroup::kDense) {
-    add({std::move(name), std::move(shape), group, true, layer, 0, 0});
+    add({std::move(name), std::move(shape), group, true, layer, 0, 0, false});
   }
   void norm(std::string name, int64_t layer, int64_t width) {
-    add({std::move(name), {width}, ParameterGroup::kDense, false, layer, 0, 0});
+    add({std::move(name), {width}, ParameterGroup::kDense, false, layer, 0, 0, false});
+  }
+  void tied_copy(std::string name, std::vector<int64_t> shape) {
+    add({std::move(name), std::move(shape), ParameterGroup::kDense, true, -1, 0, 0, true});
   }
   ParameterLayout take() { return std::move(layout_); }
 
@@ -90,25 +93,52 @@ const Parameter& ParameterLayout::find(std::string_view name) const {
   return *found;
 }
 
-ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size) {
+bool ParameterLayout::holds(std::string_view name) const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const Parameter& p) { return p.name == name; });
+}
+
+ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size,
+                                 const std::vector<StageSlice>& slices) {
   BGL_CHECK(ep_size > 0 && spec.experts % ep_size == 0, spec.experts, ep_size);
+  const std::vector<int64_t> table = {spec.vocab, spec.hidden};
   LayoutBuilder builder;
-  builder.weight("embed_tokens", -1, {spec.vocab, spec.hidden});
-  for (int64_t layer = 0; layer < spec.layers; ++layer) {
-    add_attention(spec, layer, &builder);
-    add_mlp(spec, layer, spec.experts / ep_size, &builder);
+  bool holds_embedding = false;
+  for (const StageSlice& slice : slices) {
+    if (slice.embedding) builder.weight("embed_tokens", -1, table);
+    holds_embedding = holds_embedding || slice.embedding;
+    for (int64_t i = 0; i < slice.layers; ++i) {
+      add_attention(spec, slice.first_layer + i, &builder);
+      add_mlp(spec, slice.first_layer + i, spec.experts / ep_size, &builder);
+    }
+    if (!slice.head) continue;
+    builder.norm("final_norm", -1, spec.hidden);
+    if (!spec.tied_embeddings) {
+      builder.weight("lm_head", -1, table);
+    } else if (!holds_embedding) {
+      builder.tied_copy("embed_tokens", table);
+    }
   }
-  builder.norm("final_norm", -1, spec.hidden);
-  builder.weight("lm_head", -1, {spec.vocab, spec.hidden});
   return builder.take();
 }
 
-std::vector<std::string> router_bias_names(const ModelSpec& spec) {
+ParameterLayout parameter_layout(const ModelSpec& spec, int64_t ep_size) {
+  return parameter_layout(spec, ep_size, {whole_model(spec)});
+}
+
+std::vector<std::string> router_bias_names(const ModelSpec& spec,
+                                           const std::vector<StageSlice>& slices) {
   std::vector<std::string> names;
-  for (int64_t layer = 0; layer < spec.layers; ++layer) {
-    if (spec.is_moe(layer)) names.push_back(fmt::format("layers.{}.router_bias", layer));
+  for (const StageSlice& slice : slices) {
+    for (int64_t layer = slice.first_layer; layer < slice.first_layer + slice.layers; ++layer) {
+      if (spec.is_moe(layer)) names.push_back(fmt::format("layers.{}.router_bias", layer));
+    }
   }
   return names;
+}
+
+std::vector<std::string> router_bias_names(const ModelSpec& spec) {
+  return router_bias_names(spec, {whole_model(spec)});
 }
 
 }  // namespace bagualu

@@ -32,12 +32,16 @@ inline constexpr int64_t kReducedScalars = 8;
 
 /// Per group (dense, expert): fp32 master, gradient, exp_avg, exp_avg_sq, and a bf16 working copy
 /// when dtype is bf16; per MoE layer the fp32 router bias. Each storage is rounded up to 64 bytes.
+/// Of the virtual stages that pipeline rank `pp_rank` holds.
 /// Requires: spec and layout passed validate().
-StaticMemory static_memory(const ModelSpec& spec, const ParallelLayout& layout, Dtype dtype);
+StaticMemory static_memory(const ModelSpec& spec, const ParallelLayout& layout, Dtype dtype,
+                           int64_t pp_rank = 0);
 
-/// Adds what lives through every step beside the model's state: rope tables, one micro-batch's ids
-/// and targets, counts per expert, the buffers of the count exchange, and one step's tokens.
+/// Adds what lives through every step beside the model's state: rope tables, ids and targets of the
+/// micro-batches in flight on the rank (`slots`), counts per expert, the buffers of the count
+/// exchange, and one step's tokens. Ids are on the rank of the embedding alone, targets on that of
+/// the head.
 void add_step_tables(const ModelSpec& spec, const ParallelLayout& layout, const TrainShape& shape,
-                     StaticMemory& memory);
+                     StaticMemory& memory, int64_t pp_rank = 0, int64_t slots = 1);
 
 }  // namespace bagualu

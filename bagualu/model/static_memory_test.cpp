@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bagualu/base/error.h"
@@ -158,6 +159,92 @@ TEST(RouterBias, ExistsInLayersWithExpertsOnly) {
   EXPECT_EQ(router_bias_names(preset("tiny")),
             (std::vector<std::string>{"layers.1.router_bias", "layers.2.router_bias",
                                       "layers.3.router_bias"}));
+}
+
+ParallelLayout pipeline(int64_t pp, std::vector<int64_t> layers, PipelineKind kind) {
+  ParallelLayout layout{.world_size = pp, .ep_size = 1, .pp_size = pp, .pipeline = kind};
+  layout.virtual_per_rank = kind == PipelineKind::kInterleaved ? 2 : 1;
+  layout.stage_layers = std::move(layers);
+  return layout;
+}
+
+std::vector<ParallelLayout> pipelines() {
+  return {pipeline(2, {3, 1}, PipelineKind::k1F1B), pipeline(4, {0, 2, 2, 0}, PipelineKind::k1F1B),
+          pipeline(2, {1, 1, 1, 1}, PipelineKind::kInterleaved),
+          pipeline(2, {1, 1, 2, 0}, PipelineKind::kDualPipeV)};
+}
+
+TEST(ParameterLayout, OfAllStagesIsTheModel) {
+  const ModelSpec spec = preset("tiny");
+  std::multiset<std::string> whole;
+  for (const Parameter& p : parameter_layout(spec, 2).parameters) whole.insert(p.name);
+  for (const ParallelLayout& layout : pipelines()) {
+    std::multiset<std::string> names;
+    int64_t dense = 0, expert = 0;
+    for (int64_t rank = 0; rank < layout.pp_size; ++rank) {
+      const ParameterLayout part = parameter_layout(spec, 2, rank_slices(spec, layout, rank));
+      for (const Parameter& p : part.parameters) names.insert(p.name);
+      dense += part.dense_elements;
+      expert += part.expert_elements;
+    }
+    EXPECT_EQ(names, whole);
+    EXPECT_EQ(dense, parameter_layout(spec, 2).dense_elements);
+    EXPECT_EQ(expert, parameter_layout(spec, 2).expert_elements);
+  }
+}
+
+TEST(ParameterLayout, TiedHeadIsTheEmbeddingOrACopyOfIt) {
+  ModelSpec spec = preset("tiny");
+  spec.tied_embeddings = true;
+  EXPECT_FALSE(parameter_layout(spec, 1).holds("lm_head"));
+  EXPECT_FALSE(parameter_layout(spec, 1).find("embed_tokens").tied_copy);
+  const ParallelLayout two = pipeline(2, {2, 2}, PipelineKind::k1F1B);
+  EXPECT_FALSE(parameter_layout(spec, 1, rank_slices(spec, two, 0)).find("embed_tokens").tied_copy);
+  EXPECT_TRUE(parameter_layout(spec, 1, rank_slices(spec, two, 1)).find("embed_tokens").tied_copy);
+  // In a V rank 0 has both ends: one tensor, no copy.
+  const ParallelLayout v = pipeline(2, {1, 1, 1, 1}, PipelineKind::kDualPipeV);
+  const ParameterLayout ends = parameter_layout(spec, 1, rank_slices(spec, v, 0));
+  EXPECT_FALSE(ends.find("embed_tokens").tied_copy);
+  EXPECT_FALSE(parameter_layout(spec, 1, rank_slices(spec, v, 1)).holds("embed_tokens"));
+}
+
+TEST(StaticMemory, OfAllStagesIsTheModels) {
+  const ModelSpec spec = preset("tiny");
+  for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+    const StaticMemory whole = static_memory(spec, {1, 1}, dtype);
+    for (const ParallelLayout& layout : pipelines()) {
+      int64_t dense = 0, expert = 0, buffers = 0;
+      for (int64_t rank = 0; rank < layout.pp_size; ++rank) {
+        const StaticMemory part = static_memory(spec, layout, dtype, rank);
+        dense += part.dense_bytes;
+        expert += part.expert_bytes;
+        buffers += part.buffer_bytes;
+      }
+      // Lengths are multiples of 16 elements: 64 bytes in fp32, 32 in bf16, where a rank's working
+      // copy may take half a line more.
+      EXPECT_GE(dense, whole.dense_bytes);
+      EXPECT_LE(dense, whole.dense_bytes + 32 * layout.pp_size);
+      EXPECT_GE(expert, whole.expert_bytes);
+      EXPECT_LE(expert, whole.expert_bytes + 32 * layout.pp_size);
+      EXPECT_EQ(buffers, whole.buffer_bytes);
+      if (dtype == Dtype::kFp32) EXPECT_EQ(dense + expert, whole.dense_bytes + whole.expert_bytes);
+    }
+  }
+}
+
+TEST(StaticMemory, KeepsIdsAtTheEmbeddingAndTargetsAtTheHead) {
+  const ModelSpec spec = preset("tiny");  // 8 experts, layers 1 to 3 have them
+  const TrainShape shape{.micro_batch_size = 2, .seq = 128, .microbatches = 3};
+  const ParallelLayout layout = pipeline(3, {1, 2, 1}, PipelineKind::k1F1B);
+  const int64_t rope = 2 * 128 * 16 * 4, tokens = 6208, micro = 2 * 128 * 8;
+  const auto bytes = [&](int64_t rank, int64_t slots) {
+    StaticMemory memory;
+    add_step_tables(spec, layout, shape, memory, rank, slots);
+    return memory.table_bytes - rope - tokens - 64;  // 64: scalars
+  };
+  EXPECT_EQ(bytes(0, 2), 2 * micro + 1 * 8 * 8);  // two micro-batches' ids
+  EXPECT_EQ(bytes(1, 2), 2 * 8 * 8);              // two MoE layers
+  EXPECT_EQ(bytes(2, 3), 3 * micro + 1 * 8 * 8);
 }
 
 TEST(StaticMemory, CountsTheTablesOfAStep) {
