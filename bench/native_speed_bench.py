@@ -72,7 +72,7 @@ class Native:
             self.trainer = lone_trainer(spec, micro_batch_size=BATCH, seq=SEQ, clip=CLIP, **ADAMW)
             files = TensorFolder(Path(folder))
             files.check(spec)
-            files.copy_into(self.trainer.parameters(), spec, Shard.of(spec, 1, 0))
+            files.copy_into(self.trainer.parameters(), spec, Shard.whole(spec))
             self.trainer.parameters_changed()
 
     def step(self, tokens, number):

@@ -1,9 +1,10 @@
 """Checkpoints: Hugging Face safetensors, optimizer moments and JSON; never pickle.
 
 A folder step-000123 is written as step-000123.tmp-NONCE, fsynced, and renamed; then `latest` is
-replaced. So a process killed at any moment leaves `latest` naming a whole checkpoint. Each rank of
-the first expert-parallel group writes the experts it holds, rank 0 everything else; a reader takes
-the tensors it needs from whatever shards there are, so the layout may change on resume.
+replaced. So a process killed at any moment leaves `latest` naming a whole checkpoint. Of every
+pipeline rank, each rank of the first expert-parallel group writes the experts it holds, the first
+of them the rest of its stages. Names are those of the whole model; a reader takes the tensors it
+needs from whatever shards there are, so the layout may change on resume.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from bagualu.distributed import Comm
 from bagualu.errors import InvalidInput
 from bagualu.hf import MODEL, OPTIMIZER, Shard, TensorFolder, pieces
 from bagualu.json_file import lock, read_json_object, sync_directory, write_atomic, write_synced
+from bagualu.layout import Layout
 from bagualu.model_spec import ModelSpec, hf_family, model_from_dict, to_hf_config
 from bagualu.safetensors_io import TensorFile, file_digest, write_tensors
 
@@ -46,6 +48,11 @@ class Position:
     world_size: int
     ep_size: int
     flags: dict[str, Any]  # train_args.resumed_values
+    pp_size: int = 1
+
+    @property
+    def dp_size(self) -> int:
+        return self.world_size // self.pp_size
 
 
 @dataclass
@@ -82,17 +89,25 @@ def _shard_name(stem: str, index: int, count: int) -> str:
         f"{stem}-{index + 1:05}-of-{count:05}.safetensors"
 
 
-def _write_shards(folder: Path, trainer: Any, spec: ModelSpec, ep_size: int, rank: int
+def _write_shards(folder: Path, trainer: Any, spec: ModelSpec, layout: Layout, rank: int
                   ) -> dict[str, Any]:
-    """This rank's files; {"files": ..., "tensors": {stem: {tensor: [file, bytes]}}}."""
-    written: dict[str, Any] = {"files": {}, "tensors": {MODEL: {}, OPTIMIZER: {}}}
-    shard = Shard.of(spec, ep_size, rank)
+    """This rank's files and router biases; {} of a rank whose tensors another one writes.
+
+    {"files": ..., "tensors": {stem: {tensor: [file, bytes]}}, "buffers": {name: floats}}.
+    """
+    if layout.dp_rank(rank) >= layout.ep:
+        return {}
+    written: dict[str, Any] = {"files": {}, "tensors": {MODEL: {}, OPTIMIZER: {}}, "buffers": {}}
+    shard, first = Shard.of(spec, layout, rank), layout.dp_rank(rank) == 0
+    index = layout.pp_rank(rank) * layout.ep + layout.ep_rank(rank)
     for stem in (MODEL, OPTIMIZER):
-        tensors = _shard_tensors(stem, trainer, spec, shard, with_dense=rank == 0)
+        tensors = _shard_tensors(stem, trainer, spec, shard, with_dense=first)
         if tensors:
-            file = _shard_name(stem, rank, ep_size)
+            file = _shard_name(stem, index, layout.pp * layout.ep)
             written["files"][file] = write_tensors(folder / file, tensors)
             written["tensors"][stem] = {name: [file, array.nbytes] for name, array in tensors}
+    if first:  # fp32 values are exact as JSON numbers
+        written["buffers"] = {name: _array(t).tolist() for name, t in trainer.buffers().items()}
     return written
 
 
@@ -103,12 +118,14 @@ def _write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _write_rest(folder: Path, parts: list[dict[str, Any]], trainer: Any, spec: ModelSpec,
-                position: Position, history: tuple[list[float], list[float]]) -> None:
+def _write_rest(folder: Path, parts: list[dict[str, Any]], spec: ModelSpec, position: Position,
+                history: tuple[list[float], list[float]]) -> None:
     files: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
     for part in parts:
         files |= part["files"]
-    arrays = [(name, _array(t)) for name, t in sorted(trainer.buffers().items())]
+        buffers |= part["buffers"]
+    arrays = [(name, np.array(values, "float32")) for name, values in sorted(buffers.items())]
     arrays += [("losses", np.array(history[0], "float64")),
                ("grad_norms", np.array(history[1], "float64"))]
     files[_TENSORS] = write_tensors(folder / _TENSORS, arrays)
@@ -153,7 +170,7 @@ def _disk_error(root: Path, text: str) -> InvalidInput:
                         "nothing was left half-written")
 
 
-def save(root: Path, trainer: Any, spec: ModelSpec, position: Position,
+def save(root: Path, trainer: Any, spec: ModelSpec, layout: Layout, position: Position,
          history: tuple[list[float], list[float]], comm: Comm, keep: int) -> Path:
     """Collective. Throws InvalidInput on every rank if any could not write (disk full)."""
     beside, error = Path(), ""
@@ -170,9 +187,9 @@ def save(root: Path, trainer: Any, spec: ModelSpec, position: Position,
             error = failure.strerror or str(failure)
     beside = Path(comm.broadcast(str(beside)))
     mine: dict[str, Any] = {}
-    if not error and comm.rank < position.ep_size:
+    if not error:
         try:
-            mine = _write_shards(beside, trainer, spec, position.ep_size, comm.rank)
+            mine = _write_shards(beside, trainer, spec, layout, comm.rank)
         except OSError as failure:
             error = failure.strerror or str(failure)
     answers = [json.loads(text) for text in comm.gather(json.dumps({"error": error, **mine}))]
@@ -182,7 +199,7 @@ def save(root: Path, trainer: Any, spec: ModelSpec, position: Position,
         try:
             if not outcome["error"]:
                 parts = [a for a in answers if "files" in a]
-                _write_rest(beside, parts, trainer, spec, position, history)
+                _write_rest(beside, parts, spec, position, history)
                 outcome["path"] = str(_publish(root, beside, position.step, keep))
         except OSError as failure:
             outcome["error"] = failure.strerror or str(failure)
@@ -239,13 +256,16 @@ def load(path: Path, verify_data: bool) -> Loaded:
     if state.get("version") != FORMAT_VERSION:
         raise InvalidInput(where, "version", json.dumps(state.get("version")), str(FORMAT_VERSION))
     try:
-        position = Position(**{key: state[key] for key in Position.__annotations__})
+        position = Position(**{key: state[key] for key in Position.__annotations__
+                               if key in state or key != "pp_size"})  # older ones have none
         files: dict[str, dict[str, Any]] = dict(state["files"])
         sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
         numbers = (position.step, position.seed, position.domain_slots, position.world_size,
-                   position.ep_size)
+                   position.ep_size, position.pp_size)
         if not all(type(n) is int and n >= 0 for n in numbers):
             raise ValueError("a negative or fractional number")
+        if position.pp_size < 1 or position.world_size % position.pp_size:
+            raise ValueError("world_size is no multiple of pp_size")
         if not isinstance(position.flags, dict) or not isinstance(state["model"], dict):
             raise ValueError("flags or model is not an object")
         for key in ("seq", "micro_batches", "micro_batch_size"):

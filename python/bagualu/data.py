@@ -117,32 +117,33 @@ class Sampler:
         slot = row * self.domain_slots // rows
         return self.domains[_draw(self.seed, "domain", step, slot) % len(self.domains)]
 
-    def step_tokens(self, step: int, rank: int, world: int, shape: tuple[int, int],
+    def step_tokens(self, step: int, dp_rank: int, dp_size: int, shape: tuple[int, int],
                     out: NDArray[np.int64]) -> list[str]:
         """Fills out [microbatches, micro_batch_size, seq + 1]; returns the domain per micro-batch.
 
-        Rows are numbered micro-batch first, then rank: a micro-batch is the same domain everywhere.
+        Rows are numbered micro-batch first, then data-parallel rank: a micro-batch is the same domain
+        everywhere. All stages of a pipeline draw the same rows.
         """
         microbatches, size = shape
-        rows = microbatches * world * size
+        rows = microbatches * dp_size * size
         names = []
         for m in range(microbatches):
             for b in range(size):
-                row = (m * world + rank) * size + b
+                row = (m * dp_size + dp_rank) * size + b
                 text = self.domain_of(step, row, rows)
                 start = _draw(self.seed, "row", step, row) % (len(text.train) - self.seq)
                 out[m, b] = text.train[start:start + self.seq + 1]
-            names.append(self.domain_of(step, m * world * size, rows).name)
+            names.append(self.domain_of(step, m * dp_size * size, rows).name)
         return names
 
-    def validation_tokens(self, rank: int, world: int, shape: tuple[int, int],
+    def validation_tokens(self, dp_rank: int, dp_size: int, shape: tuple[int, int],
                           out: NDArray[np.int64]) -> None:
         """As step_tokens, but evenly spaced windows of the validation parts, the same each time."""
         microbatches, size = shape
-        rows = microbatches * world * size
+        rows = microbatches * dp_size * size
         for m in range(microbatches):
             for b in range(size):
-                row = (m * world + rank) * size + b
+                row = (m * dp_size + dp_rank) * size + b
                 text = self.domains[row % len(self.domains)].validation
                 start = (len(text) - self.seq - 1) * row // rows
                 out[m, b] = text[start:start + self.seq + 1]

@@ -16,7 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=30)
+from bagualu.layout import Layout
+
 # Store waits are long: a rank may load a big checkpoint while others wait. The watchdog ends them.
 _STORE_TIMEOUT = timedelta(seconds=900)
 _POLL_S = 0.25
@@ -31,9 +32,29 @@ _ACK_WAIT_S = 5.0
 class Groups:
     """Names for C++; "" where the group is this rank alone."""
 
-    ep: str = ""
-    dp: str = ""
-    edp: str = ""
+    ep: str = ""  # ranks that share one copy of the experts
+    dp: str = ""  # ranks of this rank's stages
+    edp: str = ""  # of them, those with the same experts
+    pp: str = ""  # ranks of all stages that work on the same tokens
+    world: str = ""
+    embedding: str = ""  # of the pp group, those with the first and the last stage
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__)
+
+
+def group_members(layout: Layout) -> dict[str, list[list[int]]]:
+    """Every group of every kind, by rank."""
+    blocks = [range(p * layout.dp_size, (p + 1) * layout.dp_size) for p in range(layout.pp)]
+    of_dp = range(layout.dp_size)
+    return {
+        "ep": [list(b[i:i + layout.ep]) for b in blocks for i in of_dp[::layout.ep]],
+        "dp": [list(b) for b in blocks],
+        "edp": [list(b[e::layout.ep]) for b in blocks for e in range(layout.ep)],
+        "pp": [list(range(d, layout.world, layout.dp_size)) for d in of_dp],
+        "world": [list(range(layout.world))],
+        "embedding": [layout.embedding_ranks(d) for d in of_dp],
+    }
 
 
 @dataclass
@@ -65,6 +86,11 @@ class Comm:
     def broadcast(self, text: str) -> str:
         """Rank 0's text, everywhere."""
         return text
+
+    def barrier(self) -> None:
+        """Every rank came here; unlike a collective it waits as long as the ranks live."""
+        self.gather("")
+        self.broadcast("")
 
     def await_cause(self, wait_s: float) -> None:
         """See Ranks."""
@@ -128,11 +154,14 @@ class Ranks(Comm):
     end the process unless the main thread is about to, which may be stuck in a collective.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, ep_size: int, backend: str,
+    def __init__(self, store: Any, rank: int, layout: Layout, deadline_s: int, backend: str,
                  on_failure: Callable[[FailureNote], None]) -> None:
+        """deadline_s: of every wait inside the groups."""
         import torch.distributed as dist
 
-        self.rank, self.world = rank, world
+        self.rank, self.world, self._layout = rank, layout.world, layout
+        self._deadline = timedelta(seconds=deadline_s)
+        world = layout.world
         store.set_timeout(_STORE_TIMEOUT)
         self._store, self._watch_store = store, store.clone()
         self._round = 0
@@ -145,26 +174,21 @@ class Ranks(Comm):
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._watchdog.start()
         dist.init_process_group(backend, store=dist.PrefixStore("pg", store), rank=rank,
-                                world_size=world, timeout=COLLECTIVE_TIMEOUT)
-        self.groups = self._make_groups(ep_size)
+                                world_size=world, timeout=self._deadline)
+        self.groups = self._make_groups()
 
-    def _make_groups(self, ep_size: int) -> Groups:
+    def _make_groups(self) -> Groups:
         """Every rank creates every group, in the same order, as c10d asks."""
         import torch.distributed as dist
 
-        def name_of(members: list[list[int]]) -> str:
-            mine = ""
+        names = {}
+        for kind, members in group_members(self._layout).items():
             for ranks in members:
                 if len(ranks) > 1:
-                    group = dist.new_group(ranks, timeout=COLLECTIVE_TIMEOUT)
+                    group = dist.new_group(ranks, timeout=self._deadline)
                     if self.rank in ranks:
-                        mine = group.group_name
-            return mine
-
-        starts = range(0, self.world, ep_size)
-        return Groups(ep=name_of([list(range(s, s + ep_size)) for s in starts]),
-                      dp=name_of([list(range(self.world))]),
-                      edp=name_of([list(range(e, self.world, ep_size)) for e in range(ep_size)]))
+                        names[kind] = group.group_name
+        return Groups(**names)
 
     def gather(self, text: str) -> list[str]:
         self._round += 1
@@ -245,7 +269,7 @@ class Ranks(Comm):
                 continue
             peer.dead_since = peer.dead_since or time.monotonic()
             if time.monotonic() - peer.dead_since > _NOTE_GRACE_S:
-                note = FailureNote(rank, f"rank {rank} {peer.how}")
+                note = FailureNote(rank, f"{self._layout.name_of(rank)} {peer.how}")
                 text = self._watch_store.compare_set("failure", "", note.to_json())
                 return FailureNote(**json.loads(text))
         return None
@@ -255,10 +279,10 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def start_ranks(rank: int, world: int, ep_size: int, endpoint: str | None,
+def start_ranks(rank: int, layout: Layout, deadline_s: int, endpoint: str | None,
                 on_failure: Callable[[FailureNote], None]) -> Comm:
     """endpoint: HOST:PORT of launch.py's store; None: torchrun's environment."""
-    if world == 1:
+    if layout.world == 1:
         return Comm()
     import torch
     import torch.distributed as dist
@@ -270,8 +294,8 @@ def start_ranks(rank: int, world: int, ep_size: int, endpoint: str | None,
         store = dist.TCPStore(host, int(endpoint.rsplit(":", 1)[1]), is_master=False,
                               timeout=_STORE_TIMEOUT)
     else:
-        store, rank, world = next(dist.rendezvous("env://", timeout=_STORE_TIMEOUT))
+        store, rank, _ = next(dist.rendezvous("env://", timeout=_STORE_TIMEOUT))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    return Ranks(store, rank, world, ep_size, backend, on_failure)
+    return Ranks(store, rank, layout, deadline_s, backend, on_failure)

@@ -25,11 +25,11 @@ def _oom_note(error: BaseException, rank: int, step: int) -> FailureNote:
                  f"{format_bytes(oom['wanted_bytes'])}, left {format_bytes(oom['left_bytes'])} of "
                  f"budget {format_bytes(oom['budget_bytes'])}")
     else:
-        text += f": {_first_line(error)}"
+        text += f": {first_line(error)}"
     return FailureNote(rank, text, EXIT_JOB_FAILED, oom)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -59,12 +59,12 @@ def note_of(error: BaseException, rank: int, step: int | None) -> FailureNote:
         if step is not None:
             return _oom_note(error, rank, step)
         return FailureNote(rank, "infeasible: the budget does not even hold weights, gradients and "
-                           f"optimizer state: {_first_line(error)}", EXIT_INFEASIBLE)
+                           f"optimizer state: {first_line(error)}", EXIT_INFEASIBLE)
     if _host_full(error) and step is None:
         return FailureNote(rank, "infeasible: --host-budget is too small for one copy: "
-                           f"{_first_line(error)}", EXIT_INFEASIBLE)
+                           f"{first_line(error)}", EXIT_INFEASIBLE)
     if _is(error, "InvalidInput"):
-        return FailureNote(rank, _first_line(error), EXIT_BAD_INPUT)
+        return FailureNote(rank, first_line(error), EXIT_BAD_INPUT)
     if _is(error, "Infeasible"):
-        return FailureNote(rank, _first_line(error), EXIT_INFEASIBLE)
-    return FailureNote(rank, f"rank {rank} failed: {type(error).__name__}: {_first_line(error)}")
+        return FailureNote(rank, first_line(error), EXIT_INFEASIBLE)
+    return FailureNote(rank, f"rank {rank} failed: {type(error).__name__}: {first_line(error)}")

@@ -21,7 +21,8 @@ _DEFAULT_CONTEXT = 256
 
 def _parser() -> Parser:
     parser = Parser(prog="bagualu generate", description="Continue a prompt with a checkpoint "
-                    "(ours, or config.json and safetensors of Mixtral or Qwen3-MoE on bytes).")
+                    "(ours, or config.json and safetensors of Mixtral or Qwen3-MoE on bytes). One "
+                    "process holds the whole model, however many ranks trained it.")
     parser.add_argument("--checkpoint", required=True, metavar="DIR",
                         help="a checkpoint, or the folder of checkpoints (its latest)")
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="at least one byte")
@@ -44,7 +45,7 @@ def _load_spec(folder: Path) -> tuple[Path, ModelSpec, int]:
 
 def _make_trainer(path: Path, spec: ModelSpec, context: int) -> Any:
     trainer = lone_trainer(spec, seq=context)
-    checkpoint.restore_weights(path, trainer, spec, Shard(0, spec.experts))
+    checkpoint.restore_weights(path, trainer, spec, Shard.whole(spec))
     return trainer
 
 

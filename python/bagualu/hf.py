@@ -7,12 +7,13 @@ our parameters, so both directions are plain copies of contiguous views.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagualu.errors import InvalidInput
 from bagualu.json_file import read_json_object
+from bagualu.layout import Layout
 from bagualu.model_spec import ModelSpec, hf_family
 from bagualu.safetensors_io import WEIGHT_DTYPES, TensorFile
 
@@ -32,6 +33,7 @@ class Piece:
     begin: int
     end: int
     expert: int | None = None  # global number
+    layer: int | None = None  # None: embedding, final norm, head
 
     def view(self, tensors: dict[str, "torch.Tensor"], first_expert: int, prefix: str = ""
              ) -> "torch.Tensor":
@@ -83,26 +85,37 @@ def pieces(spec: ModelSpec) -> Iterator[Piece]:
     yield Piece("model.embed_tokens.weight", "embed_tokens", 0, spec.vocab)
     for layer in range(spec.layers):
         hf, native = f"model.layers.{layer}", f"layers.{layer}"
-        yield from _attention(spec, hf, native)
-        yield from _mlp(spec, layer, hf, native)
+        for piece in (*_attention(spec, hf, native), *_mlp(spec, layer, hf, native)):
+            yield replace(piece, layer=layer)
     yield Piece("model.norm.weight", "final_norm", 0, spec.hidden)
     yield Piece("lm_head.weight", "lm_head", 0, spec.vocab)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which experts this rank holds: [first, first + count)."""
+    """What a rank holds: experts [first, first + count) of its layers, and its layers' rest."""
 
     first: int
     count: int
+    layers: frozenset[int]
+    embedding: bool = True
+    head: bool = True  # final norm and output matrix
 
     @staticmethod
-    def of(spec: ModelSpec, ep_size: int, ep_rank: int) -> "Shard":
-        count = spec.experts // ep_size
-        return Shard(ep_rank * count, count)
+    def of(spec: ModelSpec, layout: Layout, rank: int) -> "Shard":
+        count = spec.experts // layout.ep
+        return Shard(layout.ep_rank(rank) * count, count, frozenset(layout.layers_of(rank)),
+                     layout.has_embedding(rank), layout.has_head(rank))
+
+    @staticmethod
+    def whole(spec: ModelSpec) -> "Shard":
+        return Shard(0, spec.experts, frozenset(range(spec.layers)))
 
     def holds(self, piece: Piece) -> bool:
-        return piece.expert is None or self.first <= piece.expert < self.first + self.count
+        if piece.layer is None:
+            return self.embedding if piece.native == "embed_tokens" else self.head
+        return piece.layer in self.layers and (
+            piece.expert is None or self.first <= piece.expert < self.first + self.count)
 
 
 class TensorFolder:

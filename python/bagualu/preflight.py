@@ -18,6 +18,7 @@ from bagualu.data import VOCAB, check_sources
 from bagualu.errors import InvalidInput
 from bagualu.hf import TensorFolder
 from bagualu.json_file import read_json_object
+from bagualu.layout import Layout, data_parallel_size, resolve
 from bagualu.model_spec import ModelSpec, model_from_file, resolve_model, validate
 from bagualu.profile_cache import cached_profile
 from bagualu.routing_trace import RoutingTrace, read_trace
@@ -34,15 +35,15 @@ class Job:
 
     args: argparse.Namespace
     spec: ModelSpec
-    world: int
+    layout: Layout
     resume: checkpoint.Loaded | None
     trace: RoutingTrace | None
     plan: dict[str, Any] | None
     profile: dict[str, Any] | None
 
     @property
-    def ep(self) -> int:
-        return int(self.args.ep)
+    def world(self) -> int:
+        return self.layout.world
 
     @property
     def first_step(self) -> int:
@@ -53,14 +54,19 @@ class Job:
         return self.resume.position.domain_slots if self.resume else int(self.args.micro_batches)
 
     def trainer_options(self, rank: int) -> dict[str, Any]:
-        args = self.args
+        args, layout = self.args, self.layout
         policy_args: dict[str, Any] = {}
         if self.plan is not None:
             policy_args["plan"] = self.plan
         if args.policy == "selective":
             policy_args["recompute_modules"] = args.recompute_modules or ["core_attn"]
         return {
-            "rank": rank, "world_size": self.world, "ep_size": self.ep,
+            "rank": rank, "world_size": self.world, "ep_size": layout.ep,
+            "pp_size": layout.pp, "virtual_per_rank": layout.vpp,
+            "stage_layers": list(layout.stage_layers), "pipeline": layout.pipeline,
+            "overlap": args.overlap == "on", "deadline_s": args.deadline,
+            "link_bytes_per_s": args.slow_link.bytes_per_s if args.slow_link else 0,
+            "link_latency_us": args.slow_link.latency_us if args.slow_link else 0,
             "micro_batch_size": args.micro_batch_size, "seq": args.seq,
             "microbatches": args.micro_batches, "dtype": args.dtype, "seed": args.seed,
             "policy": args.policy, "policy_args": policy_args,
@@ -71,8 +77,8 @@ class Job:
         }
 
     def position(self, step: int) -> checkpoint.Position:
-        return checkpoint.Position(step, self.args.seed, self.domain_slots, self.world, self.ep,
-                                   resumed_values(self.args))
+        return checkpoint.Position(step, self.args.seed, self.domain_slots, self.world,
+                                   self.layout.ep, resumed_values(self.args), self.layout.pp)
 
 
 def _resumed_value(flag: Flag, value: Any, where: str) -> Any:
@@ -97,8 +103,8 @@ def _apply_resumed(args: argparse.Namespace, position: checkpoint.Position, worl
         setattr(args, flag.key, _resumed_value(flag, flags.get(flag.key, flag.default), where))
     if args.seed != position.seed:
         raise InvalidInput(WHERE, "--seed", args.seed, f"{position.seed}, as in the checkpoint")
-    rows = flags["micro_batches"] * flags["micro_batch_size"] * position.world_size
-    per_microbatch = args.micro_batch_size * world
+    rows = flags["micro_batches"] * flags["micro_batch_size"] * position.dp_size
+    per_microbatch = args.micro_batch_size * data_parallel_size(world, args.pp or 1)
     if "micro_batches" not in args.given:
         args.micro_batches = max(1, rows // per_microbatch)
     if args.micro_batches * per_microbatch != rows:
@@ -146,14 +152,10 @@ def _refuse_other_shape(asked: ModelSpec, found: ModelSpec, where: str) -> None:
             raise InvalidInput(where, key, value, f"{getattr(found, key)}, as in the checkpoint")
 
 
-def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> None:
-    if args.nproc is not None and args.nproc != world:
-        raise InvalidInput(WHERE, "--nproc", args.nproc, f"{world}, the ranks that were started")
-    args.nproc, args.ep = world, args.ep or 1
-    if world % args.ep:
-        raise InvalidInput(WHERE, "--ep", args.ep, f"a divisor of the {world} ranks (--nproc)")
-    if spec.experts % args.ep:
-        raise InvalidInput(WHERE, "--ep", args.ep, f"a divisor of the {spec.experts} experts")
+def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> Layout:
+    layout = resolve(args, spec, world)
+    if args.slow_link and args.ep == 1:
+        raise InvalidInput(WHERE, "--slow-link", "one expert-parallel rank", "--ep above 1")
     for spike in args.spike:
         if spike.factor > args.ep:
             raise InvalidInput(WHERE, "--spike", f"factor {spike.factor:g}",
@@ -169,6 +171,7 @@ def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> None
     most = max(64, os.cpu_count() or 1)
     if args.threads > most:
         raise InvalidInput(WHERE, "--threads", args.threads, f"at most {most} on this machine")
+    return layout
 
 
 def check_folder(folder: Path) -> None:
@@ -237,7 +240,7 @@ def preflight(args: argparse.Namespace, world: int, thorough: bool) -> Job:
         resume = checkpoint.load(root, thorough)
         _apply_resumed(args, resume.position, world, str(resume.path / "state.json"))
     spec = _model(args, resume)
-    _check_layout(args, spec, world)
+    layout = _check_layout(args, spec, world)
     if resume and resume.position.step >= args.steps:
         raise InvalidInput(WHERE, "--steps", args.steps,
                            f"more than the {resume.position.step} steps already done")
@@ -254,4 +257,4 @@ def preflight(args: argparse.Namespace, world: int, thorough: bool) -> Job:
         profile = cached_profile(spec, args)
     if thorough:
         _check_outputs(args)
-    return Job(args, spec, world, resume, trace, _read_plan(args), profile)
+    return Job(args, spec, layout, resume, trace, _read_plan(args), profile)

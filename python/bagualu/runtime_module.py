@@ -3,8 +3,12 @@
 import json
 from typing import Any
 
+from bagualu.distributed import Groups
 from bagualu.errors import JobFailed
 from bagualu.model_spec import ModelSpec
+
+_PIPELINE_OPTIONS = ("pp_size", "virtual_per_rank", "stage_layers", "pipeline", "overlap",
+                     "link_bytes_per_s", "link_latency_us", "deadline_s")
 
 
 def load_runtime() -> Any:
@@ -19,6 +23,32 @@ def load_runtime() -> Any:
     return _runtime
 
 
+def _plain(options: dict[str, Any]) -> bool:
+    return options.get("pp_size", 1) == 1 and options.get("pipeline", "1f1b") == "1f1b"
+
+
+def _options(options: dict[str, Any]) -> str:
+    return json.dumps({k: v for k, v in options.items()
+                       if not _plain(options) or k not in _PIPELINE_OPTIONS})
+
+
+def new_trainer(runtime: Any, spec: ModelSpec, options: dict[str, Any], groups: Groups) -> Any:
+    """The C++ trainer. Throws as it does."""
+    names = (groups.ep, groups.dp, groups.edp) if _plain(options) else (groups.to_json(),)
+    return runtime.Trainer(spec.to_json(), _options(options), *names)
+
+
+def forecast(runtime: Any, spec: ModelSpec, options: dict[str, Any]) -> str:
+    """Bytes that this rank needs, as JSON."""
+    return str(runtime.memory_forecast(spec.to_json(), _options(options)))
+
+
+def waiting_for(trainer: Any) -> str:
+    """Whom the trainer waits for right now, and in which action; "" if for nobody. Any thread."""
+    ask = getattr(trainer, "waiting_for", None)
+    return str(ask()) if ask else ""
+
+
 def lone_trainer(spec: ModelSpec, **options: Any) -> Any:
     """A trainer in a process without ranks, without a budget, for all but training.
 
@@ -29,4 +59,4 @@ def lone_trainer(spec: ModelSpec, **options: Any) -> Any:
     defaults = {"rank": 0, "world_size": 1, "ep_size": 1, "micro_batch_size": 1,
                 "microbatches": 1, "dtype": "fp32", "seed": 0, "policy": "save-all",
                 "profile": None}
-    return runtime.Trainer(spec.to_json(), json.dumps(defaults | options), "", "", "")
+    return new_trainer(runtime, spec, defaults | options, Groups())

@@ -19,6 +19,7 @@ from bagualu.hf import Shard
 from bagualu.preflight import Job
 from bagualu.progress import Progress, mitigation_line, proposal
 from bagualu.run_log import RunLog, Totals, step_record
+from bagualu.runtime_module import forecast
 from bagualu.units import format_bytes
 
 
@@ -41,6 +42,24 @@ def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
             f"--budget {-(-need // 2**20)}MiB would fit", missing)
 
 
+_FORECAST = ("static_bytes", "floor_bytes", "calm_peak_bytes", "worst_save_all_bytes")
+
+
+def forecast_all(runtime: Any, job: Job, comm: Comm) -> list[dict[str, Any]]:
+    """Every rank's bytes, by rank, before anything is allocated: stages differ in what they need.
+
+    Throws Infeasible, the same on every rank, if one of them is over the budget.
+    """
+    texts = comm.gather(forecast(runtime, job.spec, job.trainer_options(comm.rank)))
+    forecasts: list[dict[str, Any]] = json.loads(comm.broadcast(f"[{','.join(texts)}]"))
+    check_floor(heaviest(forecasts), job.args.budget)
+    return forecasts
+
+
+def heaviest(forecasts: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(forecasts, key=lambda entry: int(entry["floor_bytes"]))
+
+
 def _check_finite(answer: dict[str, Any], step: int) -> None:
     """JSON has null for NaN. The trainer left the weights as they were; all ranks see the same."""
     for name in ("loss", "grad_norm"):
@@ -50,16 +69,17 @@ def _check_finite(answer: dict[str, Any], step: int) -> None:
 
 
 class Session:
-    """Owns: the trainer and, on rank 0, the log. comm and trainer come from train.py."""
+    """Owns: the trainer and, on rank 0, the log. The rest comes from train.py."""
 
-    def __init__(self, job: Job, comm: Comm, trainer: Any, stop: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, comm: Comm, trainer: Any, forecasts: list[dict[str, Any]],
+                 stop: Callable[[], bool]) -> None:
+        """forecasts: by rank, see forecast_all()."""
         self.job, self.comm, self.trainer, self._stop = job, comm, trainer, stop
         args = job.args
         self.leader = comm.rank == 0
-        self.floor: dict[str, Any] = json.loads(trainer.floor_json())
-        check_floor(self.floor, args.budget)
+        self.forecasts, self.floor = forecasts, heaviest(forecasts)
         self.current_step = job.first_step
-        self._shard = Shard.of(job.spec, job.ep, comm.rank % job.ep)
+        self._shard = Shard.of(job.spec, job.layout, comm.rank)
         self._load_weights()
         history = job.resume.history() if job.resume else ([], [])
         self.totals = Totals(job.world, history)
@@ -90,12 +110,18 @@ class Session:
             self.trainer.parameters_changed()
 
     def _run_record(self) -> dict[str, Any]:
-        job, args = self.job, self.job.args
-        return {"policy": args.policy, "world_size": job.world, "ep": job.ep, "dtype": args.dtype,
-                "seed": args.seed, "budget_bytes": args.budget,
+        job, args, layout = self.job, self.job.args, self.job.layout
+        ranks = [{"rank": rank, "pp_rank": layout.pp_rank(rank), "stages": layout.stages_of(rank),
+                  "layers": layout.layers_of(rank), **{key: floor[key] for key in _FORECAST}}
+                 for rank, floor in enumerate(self.forecasts)]
+        return {"policy": args.policy, "world_size": job.world, "ep": layout.ep, "pp": layout.pp,
+                "vpp": layout.stages_per_rank, "pipeline": layout.pipeline,
+                "stage_layers": list(layout.stage_layers), "overlap": args.overlap == "on",
+                "slow_link": vars(args.slow_link) if args.slow_link else None,
+                "dtype": args.dtype, "seed": args.seed, "budget_bytes": args.budget,
                 "host_budget_bytes": args.host_budget,
-                "static_bytes": self.floor.get("static_bytes"),
-                "floor_bytes": self.floor["floor_bytes"], "model": json.loads(job.spec.to_json()),
+                "static_bytes": self.floor["static_bytes"],
+                "floor_bytes": self.floor["floor_bytes"], "ranks": ranks, "model": json.loads(job.spec.to_json()),
                 "micro_batch_size": args.micro_batch_size, "seq": args.seq,
                 "microbatches": args.micro_batches, "steps": args.steps, "argv": args.argv}
 
@@ -108,6 +134,7 @@ class Session:
         """Trains to the last step, or until a stop was asked for. Returns the summary."""
         args = self.job.args
         step, stopped = self.job.first_step, False
+        self.comm.barrier()  # the step's waits are short, loading of weights may not be
         while step < args.steps and not stopped:
             stopped = self._step(step)
             step += 1
@@ -133,9 +160,10 @@ class Session:
     def _step(self, step: int) -> bool:
         """One optimizer step on every rank; True if any rank was asked to stop."""
         self.current_step = step
-        args, rank, world = self.job.args, self.comm.rank, self.job.world
+        args, layout = self.job.args, self.job.layout
         shape = (args.micro_batches, args.micro_batch_size)
-        domains = self._sampler.step_tokens(step, rank, world, shape, self._tokens)
+        domains = self._sampler.step_tokens(step, layout.dp_rank(self.comm.rank), layout.dp_size,
+                                            shape, self._tokens)
         lr = learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr)
         start = time.perf_counter_ns()
         answer = json.loads(self.trainer.step(torch.from_numpy(self._tokens), step, lr,
@@ -146,7 +174,7 @@ class Session:
             answer["memory"] = None  # not logged, so not sent
         answers = [json.loads(text) for text in self.comm.gather(json.dumps(answer))]
         if self.leader:
-            tokens = args.micro_batches * args.micro_batch_size * args.seq * world
+            tokens = args.micro_batches * args.micro_batch_size * args.seq * layout.dp_size
             self._record(step_record(step, answers, lr, domains, tokens, step_ns), answers)
         return bool(answer["stop"])
 
@@ -174,9 +202,9 @@ class Session:
             self._writer.add_scalar("imbalance", max(record["imbalance"], default=1.0), step)
 
     def _validate(self, step: int) -> None:
-        args = self.job.args
+        args, layout = self.job.args, self.job.layout
         tokens = np.empty_like(self._tokens)
-        self._sampler.validation_tokens(self.comm.rank, self.job.world,
+        self._sampler.validation_tokens(layout.dp_rank(self.comm.rank), layout.dp_size,
                                         (args.micro_batches, args.micro_batch_size), tokens)
         loss = self.trainer.evaluate(torch.from_numpy(tokens))
         if self.leader:
@@ -186,7 +214,7 @@ class Session:
     def _checkpoint(self, step: int) -> None:
         args, totals = self.job.args, self.totals
         path = checkpoint.save(Path(args.checkpoint), self.trainer, self.job.spec,
-                               self.job.position(step),
+                               self.job.layout, self.job.position(step),
                                (list(totals.losses), list(totals.grad_norms)), self.comm,
                                args.keep)
         self.log.write("checkpoint", step=step, path=str(path))
@@ -223,8 +251,16 @@ class Session:
             self._writer.close()
 
 
-def dry_run_report(trainer: Any, budget_bytes: int | None) -> dict[str, Any]:
-    """Floor, plan and predictions, as the C++ module gives them."""
-    floor = json.loads(trainer.floor_json())
-    check_floor(floor, budget_bytes)
-    return {"budget_bytes": budget_bytes, "floor": floor, "plan": json.loads(trainer.plan_json())}
+def dry_run_report(trainer: Any, job: Job, comm: Comm, forecasts: list[dict[str, Any]]
+                   ) -> dict[str, Any]:
+    """Floor, plan and predictions of the heaviest rank; with several stages also by rank."""
+    layout, floor = job.layout, heaviest(forecasts)
+    plans = [json.loads(text) for text in comm.gather(trainer.plan_json())]
+    report = {"budget_bytes": job.args.budget, "floor": floor,
+              "plan": plans[forecasts.index(floor)] if plans else None}
+    if layout.stages > 1:
+        report["ranks"] = [{"rank": rank, "pp_rank": layout.pp_rank(rank),
+                            "stages": layout.stages_of(rank), "layers": layout.layers_of(rank),
+                            "floor": forecasts[rank], "plan": plan}
+                           for rank, plan in enumerate(plans)]
+    return report

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from bagualu.distributed import Comm, FailureNote, start_ranks
 from bagualu.errors import EXIT_OK, BagualuError, InvalidInput
-from bagualu.failures import is_echo, is_expected, note_of
+from bagualu.failures import first_line, is_echo, is_expected, note_of
 from bagualu.json_file import write_atomic
 from bagualu.preflight import Job, preflight
 from bagualu.profile_cache import store_profile
 from bagualu.progress import summary_table
-from bagualu.runtime_module import load_runtime
+from bagualu.runtime_module import load_runtime, new_trainer, waiting_for
 from bagualu.train_args import parse
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Rank:
         self.rank = rank
         self.comm: Comm = Comm()
         self.session: Session | None = None
+        self.trainer: Any = None
+        self._echo = ""  # of a wait that another rank's end cut short
         self._status_dir = Path(status_dir) if status_dir else None
         self._json_path = json_path
         self._ending = threading.Lock()
@@ -78,6 +80,8 @@ class Rank:
 
     def fail(self, error: BaseException) -> int:
         """This rank raised. Returns the exit code."""
+        if is_echo(error):
+            self._echo = first_line(error)
         if not is_expected(error):
             self.comm.await_cause(_AWAIT_CAUSE_S)
         if not self._ending.acquire(blocking=False):
@@ -99,7 +103,7 @@ class Rank:
         if self.rank == 0:
             self.comm.acknowledge()
         mine = note.rank == self.rank
-        text = note.text if mine else f"rank {self.rank} stopped: {note.text}"
+        text = note.text if mine else f"rank {self.rank} stopped: {note.text}{self._waited_for()}"
         if self._status_dir:
             status = {"rank": self.rank, "exit_code": note.exit_code, "text": note.text,
                       "cause": note.rank}
@@ -107,6 +111,11 @@ class Rank:
         # launch.py prints the cause itself, and bad input need not be said by every rank.
         if (mine and not self._status_dir) or (not mine and note.exit_code == 1):
             print(f"bagualu train: {text}", file=sys.stderr, flush=True)
+
+    def _waited_for(self) -> str:
+        """Whom, and in which action, when another rank ended the job; "" where nobody."""
+        text = self._echo or waiting_for(self.trainer)
+        return f"; it was waiting: {text}" if text else ""
 
 
 def write_summary(summary: dict[str, Any], path: str | None) -> None:
@@ -121,35 +130,36 @@ def write_summary(summary: dict[str, Any], path: str | None) -> None:
         raise InvalidInput(path, "--json", error.strerror, "a place with room for it") from None
 
 
-def make_trainer(job: Job, comm: Comm) -> Any:
-    """Installs the device arena, then builds the C++ trainer inside them."""
+def install_runtime(job: Job) -> Any:
+    """The C++ module, with the device arena: from here on every tensor byte counts."""
     import torch
 
     torch.set_num_threads(job.args.threads)
     runtime = load_runtime()
     runtime.arena_install(job.args.budget or 0)
-    options = json.dumps(job.trainer_options(comm.rank))
-    groups = comm.groups
-    return runtime.Trainer(job.spec.to_json(), options, groups.ep, groups.dp, groups.edp)
+    return runtime
 
 
 def _train(me: Rank, job: Job, stop: StopSignals) -> int:
-    from bagualu.session import Session, dry_run_report
+    from bagualu.session import Session, dry_run_report, forecast_all
 
     args = job.args
-    me.comm = start_ranks(me.rank, job.world, job.ep, args.store, me.on_failure)
-    trainer = make_trainer(job, me.comm)
+    me.comm = start_ranks(me.rank, job.layout, args.deadline, args.store, me.on_failure)
+    runtime = install_runtime(job)
+    forecasts = forecast_all(runtime, job, me.comm)
+    me.trainer = trainer = new_trainer(runtime, job.spec, job.trainer_options(me.rank),
+                                       me.comm.groups)
     if args.write_profile:
         if me.rank == 0:
             store_profile(Path(args.write_profile), trainer.profile_json())
     elif args.dry_run:
-        report = dry_run_report(trainer, args.budget)
+        report = dry_run_report(trainer, job, me.comm, forecasts)
         if me.rank == 0:
             print(json.dumps(report, indent=1), flush=True)
             if args.json and args.json != "-":
                 write_summary(report, args.json)
     else:
-        me.session = Session(job, me.comm, trainer, stop.asked)
+        me.session = Session(job, me.comm, trainer, forecasts, stop.asked)
         summary = me.session.run()
         if me.rank == 0:
             write_summary(summary, args.json)

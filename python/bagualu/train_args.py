@@ -11,6 +11,7 @@ from bagualu.errors import InvalidInput
 from bagualu.units import parse_bytes
 
 WHERE = "command line"
+PIPELINES = ("1f1b", "interleaved", "zb-h1", "dualpipe-v")
 POLICIES = ("save-all", "full-recompute", "selective", "static", "threshold", "adapipe", "kwai",
             "retry", "adaptive")
 
@@ -57,6 +58,41 @@ def parse_spike(text: str) -> Spike:
     except ValueError:
         raise InvalidInput(WHERE, "--spike", repr(text), allowed) from None
     return Spike(*steps, tuple(range(layers[0], layers[1] + 1)), factor)
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Emulated: what every exchange of expert rows takes at least."""
+
+    bytes_per_s: float
+    latency_us: float
+
+
+_RATES = {"KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
+_TIMES_US = {"us": 1.0, "ms": 1e3}
+
+
+def _slow_link(text: str, flag: str) -> SlowLink:
+    """ "50MB/s,200us"; the latency may be left out."""
+    number = r"([0-9]+(?:\.[0-9]+)?)"
+    match = re.fullmatch(rf"{number}({'|'.join(_RATES)})(?:,{number}({'|'.join(_TIMES_US)}))?",
+                         text)
+    rate = float(match[1]) * _RATES[match[2]] if match else 0.0
+    latency = float(match[3]) * _TIMES_US[match[4]] if match and match[3] else 0.0
+    if not 1e3 <= rate <= 1e15 or not 0.0 <= latency <= 1e6:
+        raise InvalidInput(WHERE, flag, repr(text), "RATE[,LATENCY] such as 50MB/s,200us: from "
+                           "1KB/s, to 1000ms")
+    return SlowLink(rate, latency)
+
+
+def _counts(low: int) -> Callable[[str, str], list[int]]:
+    def parse(text: str, flag: str) -> list[int]:
+        words = text.split(",")
+        if not all(re.fullmatch(r"[0-9]{1,6}", word) and int(word) >= low for word in words):
+            raise InvalidInput(WHERE, flag, repr(text),
+                               f"integers from {low} with commas between them")
+        return [int(word) for word in words]
+    return parse
 
 
 def _int(low: int, high: int = 2**31 - 1) -> Callable[[str, str], int]:
@@ -137,18 +173,34 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "ranks": (
         Flag("nproc", _int(1, 4096), None, "N", "ranks to start on this machine [1]"),
-        Flag("ep", _int(1, 4096), None, "N", "expert-parallel size; divides nproc [1]"),
+        Flag("ep", _int(1, 4096), None, "N", "expert-parallel size; divides nproc / pp [1]"),
         Flag("threads", _int(1, 4096), None, "N", "threads per rank [cores / nproc]"),
         Flag("master-port", _int(0, 65535), 0, "PORT", "rendezvous port; 0 = a free one"),
         Flag("rdzv-endpoint", _text, None, "HOST[:PORT]",
              "address the rendezvous binds to [127.0.0.1]"),
+        Flag("deadline", _int(1, 3600), 30, "SECONDS",
+             "longest wait for another rank before the job ends and says who was waited for"),
+    ),
+    "pipeline": (
+        Flag("pp", _int(1, 4096), None, "N", "pipeline-parallel size; divides nproc [1]"),
+        Flag("vpp", _int(1, 1024), None, "N",
+             "virtual stages per rank, for --pipeline interleaved [1]"),
+        Flag("pipeline", _choice(*PIPELINES), None, "NAME",
+             " | ".join(PIPELINES) + " [1f1b; interleaved if --vpp > 1]"),
+        Flag("stages", _counts(0), None, "3,5,...",
+             "layers of every virtual stage, in the model's order [even; first and last lighter]"),
+        Flag("overlap", _choice("on", "off"), None, "on|off", "run the forward of one micro-batch "
+             "and the backward of another as one, exchanges of one under compute of the other "
+             "[on if --ep > 1]"),
+        Flag("slow-link", _slow_link, None, "RATE[,LATENCY]", "emulate a slower link between expert "
+             "ranks, for measurements: 50MB/s,200us"),
     ),
     "data": (
         Flag("data", _text, ["builtin"], "FILE|builtin", "text; each file is one domain; builtin "
              "= Shakespeare, King James Bible, Python source; may be repeated", True, True),
         Flag("seq", _int(1), 256, "TOKENS", "tokens per sequence", **_R),
         Flag("micro-batch-size", _int(1), 1, "N", "sequences per micro-batch and rank", **_R),
-        Flag("micro-batches", _int(1), 4, "N", "micro-batches per step and rank", **_R),
+        Flag("micro-batches", _int(1), 4, "N", "micro-batches per step, of each data-parallel rank", **_R),
         Flag("validate-every", _int(0), 0, "STEPS", "validation loss each N steps; 0 = never"),
     ),
     "memory": (
@@ -179,6 +231,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "files": (
         Flag("log", _text, None, "FILE", "run log, JSON lines (see `bagualu report`)"),
+        Flag("trace-step", _counts(0), None, "N[,M...]",
+             "write executed and planned order of these steps beside --log"),
         Flag("tensorboard", _text, None, "DIR", "also write TensorBoard events"),
         Flag("checkpoint", _text, None, "DIR", "folder of checkpoints; also written at the end"),
         Flag("checkpoint-every", _int(0), 0, "STEPS", "0 = only at the end and on SIGTERM"),
@@ -241,6 +295,8 @@ def _contradictions(given: dict[str, Any], args: argparse.Namespace) -> None:
     for key in ("checkpoint_every", "keep"):
         if given.get(key) and not args.checkpoint:
             refuse(f"--{key.replace('_', '-')}", "no --checkpoint", "only with --checkpoint DIR")
+    if args.trace_step and not args.log:
+        refuse("--trace-step", "no --log", "only with --log FILE")
     if args.plan and args.policy != "static":
         refuse("--plan", f"with --policy {args.policy}", "only with --policy static")
     if args.recompute_modules and args.policy != "selective":

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from bagualu.hf import Shard, TensorFolder
+from bagualu.layout import make_layout
 from bagualu.model_spec import model_from_file
 from bagualu.runtime_module import load_runtime
 
@@ -29,7 +30,8 @@ def main(folder, rank, ranks, ep_size):
                "micro_batch_size": tokens.shape[0], "seq": tokens.shape[1] - 1, "dtype": "fp32",
                "policy": "save-all", "chunk_rows": 24}
     trainer = runtime.Trainer(spec.to_json(), json.dumps(options), everyone, everyone, "")
-    TensorFolder(folder).copy_into(trainer.parameters(), spec, Shard.of(spec, ep_size, rank))
+    TensorFolder(folder).copy_into(trainer.parameters(), spec, 
+                                  Shard.of(spec, make_layout(spec.layers, ranks, ep=ep_size), rank))
     report = trainer.step(tokens.unsqueeze(0).contiguous(), 0, 0.0)
     (folder / f"report-{rank}.json").write_text(report)
     gradients = {name: gradient.clone() for name, gradient in trainer.gradients().items()}

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from bagualu import hf
 from bagualu.errors import InvalidInput
 from bagualu.json_file import write_synced
+from bagualu.layout import make_layout
 from bagualu.model_spec import ModelSpec, hf_family, model_from_file, to_hf_config
 from bagualu.safetensors_io import TensorFile, write_tensors
 
@@ -90,7 +91,7 @@ def test_we_load_what_transformers_saves(tmp_path, family, shard_size):
     folder = hf.TensorFolder(tmp_path / "hf")
     folder.check(read)
     for rank in range(2):  # each of two expert-parallel ranks gets its half
-        shard = hf.Shard.of(read, 2, rank)
+        shard = hf.Shard.of(read, make_layout(read.layers, 2, ep=2), rank)
         tensors = random_tensors(read, experts=2)
         folder.copy_into(tensors, read, shard)
         state = model.state_dict()

@@ -83,7 +83,7 @@ def test_policies_give_the_same_bits_and_static_dies(base, tmp_path):
 
 def test_budget_under_the_floor(base, tmp_path):
     done = run(*base, "--model", write_model(tmp_path), "--budget", "100KiB", fake=False)
-    assert done.returncode == 3 and "missing" in done.stderr
+    assert done.returncode == 3 and "bytes; --budget" in done.stderr
 
 
 def test_generate_and_profile(base, tmp_path):

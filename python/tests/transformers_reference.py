@@ -77,11 +77,11 @@ def spec_of(folder, **changes):
     return ModelSpec(**vars(spec) | changes)
 
 
-def copy_into(folder, spec, tensors, ep_size=1, ep_rank=0):
-    """Requires: `tensors` are this rank's, by our names."""
+def copy_into(folder, spec, tensors):
+    """Requires: `tensors` are the whole model's, by our names."""
     files = TensorFolder(Path(folder))
     files.check(spec)
-    files.copy_into(tensors, spec, Shard.of(spec, ep_size, ep_rank))
+    files.copy_into(tensors, spec, Shard.whole(spec))
 
 
 def reference_gradients(model, folder, spec, like):

@@ -14,13 +14,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from bagualu.layout import make_layout
+
 MIB = 2**20
 STATIC_BYTES = 8 * MIB
 FLOOR_BYTES = 10 * MIB
 CALM_PEAK_BYTES = 16 * MIB
 OPTIONS = {"rank", "world_size", "ep_size", "micro_batch_size", "seq", "microbatches", "dtype",
            "seed", "policy", "policy_args", "budget_bytes", "host_budget_bytes", "chunk_rows",
-           "profile", "weight_decay", "beta1", "beta2", "eps", "clip", "allow_quantise"}
+           "profile", "weight_decay", "beta1", "beta2", "eps", "clip", "allow_quantise",
+           "pp_size", "virtual_per_rank", "stage_layers", "pipeline", "overlap",
+           "link_bytes_per_s", "link_latency_us", "deadline_s"}
+GROUPS = ("ep", "dp", "edp", "pp", "world", "embedding")
 _budget = 0
 
 
@@ -31,6 +36,14 @@ class OverBudget(RuntimeError):
 def arena_install(device_budget_bytes):
     global _budget
     _budget = device_budget_bytes
+
+
+def memory_forecast(spec_json, options_json):
+    """The first stage needs 1 MiB more, for the micro-batches in flight."""
+    options = json.loads(options_json)
+    first = options.get("pp_size", 1) > 1 and options["rank"] == 0
+    return json.dumps({"floor_bytes": FLOOR_BYTES + first * MIB, "static_bytes": STATIC_BYTES,
+                       "calm_peak_bytes": CALM_PEAK_BYTES, "worst_save_all_bytes": 4 * MIB})
 
 
 def _shapes(spec, experts):
@@ -54,23 +67,43 @@ def _shapes(spec, experts):
     return shapes | {"final_norm": (h,), "lm_head": (spec["vocab"], h)}
 
 
+def _layout(spec, options):
+    pipeline = options.get("pipeline", "1f1b")
+    return make_layout(spec["layers"], options["world_size"], options.get("pp_size", 1),
+                       options["ep_size"], options.get("virtual_per_rank", 1), pipeline,
+                       options.get("stage_layers", ()))
+
+
 class Trainer:
-    def __init__(self, spec_json, options_json, ep_group, dp_group, edp_group):
+    def __init__(self, spec_json, options_json, *groups):
         self.spec, self.options = json.loads(spec_json), json.loads(options_json)
         assert self.spec.pop("version") == 1
-        self.groups = [_resolve_process_group(g) if g else None
-                       for g in (ep_group, dp_group, edp_group)]
+        names = json.loads(groups[0]) if len(groups) == 1 else \
+            dict(zip(GROUPS, (*groups, "", groups[1], "")))
+        assert set(names) == set(GROUPS)
+        self.groups = {kind: _resolve_process_group(name) if name else None
+                       for kind, name in names.items()}
         unknown = set(self.options) - OPTIONS
         assert not unknown, unknown
         self.rank, self.world = self.options["rank"], self.options["world_size"]
-        self.local = self.spec["experts"] // self.options["ep_size"]
-        self.first = self.rank % self.options["ep_size"] * self.local
-        shapes = _shapes(self.spec, self.local)
+        self.layout = layout = _layout(self.spec, self.options)
+        self.local = self.spec["experts"] // layout.ep
+        self.first = layout.ep_rank(self.rank) * self.local
+        layers = layout.layers_of(self.rank)
+
+        def mine(name):
+            if name.startswith("layers."):
+                return int(name.split(".")[1]) in layers
+            return layout.has_embedding(self.rank) if name == "embed_tokens" else \
+                layout.has_head(self.rank)
+
+        shapes = {name: shape for name, shape in _shapes(self.spec, self.local).items()
+                  if mine(name)}
         self._p = {name: torch.zeros(shape) for name, shape in shapes.items()}
         self._m = {f"{kind}.{name}": torch.zeros(shape) for name, shape in shapes.items()
                    for kind in ("exp_avg", "exp_avg_sq")}
         self._b = {f"layers.{i}.router_bias": torch.zeros(self.spec["experts"])
-                   for i in range(self.spec["layers"]) if i not in self.spec["dense_layers"]}
+                   for i in layers if i not in self.spec["dense_layers"]}
 
     def parameters(self):
         return dict(self._p)
@@ -91,21 +124,29 @@ class Trainer:
             whole = torch.randn(shape, generator=torch.Generator().manual_seed(key)) * 0.1
             p.copy_(whole[self.first:self.first + self.local] if "expert_" in name else whole)
 
-    def _sum(self, tensor, group):
-        if group is not None:
-            dist.all_reduce(tensor, group=group)
+    def _sum(self, tensor, *kinds):
+        for kind in kinds:
+            if self.groups[kind] is not None:
+                dist.all_reduce(tensor, group=self.groups[kind])
         return tensor
 
     def logits(self, tokens):
         return self._p["embed_tokens"][tokens] @ self._p["lm_head"].T
 
+    def waiting_for(self):
+        return os.environ.get("FAKE_WAIT", "")
+
     def evaluate(self, tokens):
         loss = self._loss(tokens)[0].double()
-        return float(self._sum(loss, self.groups[1]) / self.world)
+        return float(self._sum(loss, "dp") / self.layout.dp_size)
+
+    def _everywhere(self, name):
+        """A parameter that one stage holds; the sum with the others' zeros is exact."""
+        zeros = torch.zeros(_shapes(self.spec, self.local)[name])
+        return self._sum(self._p.get(name, zeros).clone(), "pp").requires_grad_()
 
     def _loss(self, tokens):
-        embed = self._p["embed_tokens"].clone().requires_grad_()
-        head = self._p["lm_head"].clone().requires_grad_()
+        embed, head = self._everywhere("embed_tokens"), self._everywhere("lm_head")
         logits = embed[tokens[..., :-1]] @ head.T
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), tokens[..., 1:].flatten())
         return loss, {"embed_tokens": embed, "lm_head": head}
@@ -117,13 +158,13 @@ class Trainer:
         penalty = torch.zeros(1, dtype=torch.float64)
         for name, p in self._p.items():
             if name in leaves:
-                grads[name] = self._sum(leaves[name].grad, self.groups[1]) / self.world
+                grads[name] = self._sum(leaves[name].grad, "dp") / self.layout.dp_size
             else:
                 grads[name] = 0.1 * p
                 if "expert_" in name:
                     penalty += p.double().square().sum()
-        loss = self._sum(loss.detach().double(), self.groups[1]) / self.world
-        return float(loss + 1e-4 * self._sum(penalty, self.groups[0])[0]), grads
+        loss = self._sum(loss.detach().double(), "dp") / self.layout.dp_size
+        return float(loss + 1e-4 * self._sum(penalty, "ep", "pp")[0]), grads
 
     def step(self, tokens, step, lr, extras_json):
         extras, o = json.loads(extras_json), self.options
@@ -148,7 +189,8 @@ class Trainer:
                                          "bytes": peak - _budget, "ns": 12345}]}]
             peak = _budget
         loss, grads = self._gradients(tokens)
-        squares = sum(g.double().square().sum() for n, g in grads.items() if "expert_" not in n)
+        squares = self._sum(sum((g.double().square().sum() for n, g in grads.items()
+                                 if "expert_" not in n), torch.zeros((), dtype=torch.float64)), "pp")
         for name, g in grads.items():
             m, v = self._m[f"exp_avg.{name}"], self._m[f"exp_avg_sq.{name}"]
             m.mul_(o["beta1"]).add_(g, alpha=1 - o["beta1"])
@@ -159,8 +201,8 @@ class Trainer:
             bias.add_(0.001 * (step + 1))
         if os.environ.get("FAKE_NAN") == str(step):
             loss = None
-        stop = self._sum(torch.tensor([float(extras["stop_requested"])]), self.groups[1])
-        moe = len(self._b)
+        stop = self._sum(torch.tensor([float(extras["stop_requested"])]), "world")
+        moe = self.spec["layers"]
         return json.dumps({
             "rank": self.rank, "peak_bytes": peak, "predicted_peak_bytes": peak, "end_bytes": 0,
             "host_peak_bytes": 0, "rows": [1] * moe, "decision_ns": [1000, 2000], "cache_hits": 1,
@@ -170,10 +212,6 @@ class Trainer:
             "imbalance": [hot] * moe, "mitigations": mitigations, "stop": bool(stop[0] > 0),
             "memory": [[0, STATIC_BYTES, "start"], [5, peak, "loss"]]
             if extras["want_memory"] else None})
-
-    def floor_json(self):
-        return json.dumps({"floor_bytes": FLOOR_BYTES, "static_bytes": STATIC_BYTES,
-                           "calm_peak_bytes": CALM_PEAK_BYTES})
 
     def plan_json(self):
         return json.dumps({"policy": "adaptive", "plan": {"units": {}}})
