@@ -21,6 +21,7 @@ from typing import Any
 from bagualu.distributed import DIED
 from bagualu.errors import EXIT_BAD_INPUT, EXIT_JOB_FAILED, EXIT_OK, BagualuError, InvalidInput
 from bagualu.failures import is_expected, note_of
+from bagualu.layout import Layout
 from bagualu.preflight import Job, preflight
 from bagualu.train_args import WHERE, parse
 
@@ -97,7 +98,7 @@ def _start(job: Job, argv: Sequence[str], status_dir: Path) -> dict[int, Any]:
     return {}
 
 
-def _outcome(status_dir: Path, failures: dict[int, Any]) -> tuple[int, str]:
+def _outcome(status_dir: Path, failures: dict[int, Any], layout: Layout) -> tuple[int, str]:
     """Exit code and the one line; a rank that wrote its own reason goes before torchrun's view."""
     statuses = []
     for file in sorted(status_dir.glob("rank-*.json")):
@@ -111,13 +112,13 @@ def _outcome(status_dir: Path, failures: dict[int, Any]) -> tuple[int, str]:
     known = [s for s in statuses if s["cause"] in killed and DIED not in s["text"]]
     if killed and not known:
         rank, failure = min(killed.items())
-        return EXIT_JOB_FAILED, f"rank {rank} was killed by {failure.signal_name()}"
+        return EXIT_JOB_FAILED, f"{layout.name_of(rank)} was killed by {failure.signal_name()}"
     if statuses:
         told = (known or statuses)[0]
         return told["exit_code"], told["text"]
     if failures:
         rank, failure = min(failures.items())
-        return EXIT_JOB_FAILED, f"rank {rank} ended with exit code {failure.exitcode}"
+        return EXIT_JOB_FAILED, f"{layout.name_of(rank)} ended with exit code {failure.exitcode}"
     return EXIT_OK, ""
 
 
@@ -139,7 +140,7 @@ def train(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("bagualu train: stopped before training began", file=sys.stderr)
             return EXIT_JOB_FAILED
-        code, text = _outcome(status_dir, failures)
+        code, text = _outcome(status_dir, failures, job.layout)
     if code != EXIT_OK:
         print(f"bagualu train: {text}", file=sys.stderr)
     return code

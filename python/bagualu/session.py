@@ -152,7 +152,7 @@ class Session:
     def _extras(self, step: int) -> dict[str, Any]:
         job, args = self.job, self.job.args
         spikes = [{"layers": list(s.layers), "factor": s.factor} for s in args.spike
-                  if s.first_step <= step <= s.last_step]
+                  if s.active(step)]
         routing = job.trace.routing(step, args.micro_batches, job.spec) if job.trace else None
         return {"spikes": spikes, "routing": routing, "want_memory": bool(args.log),
                 "stop_requested": self._stop()}

@@ -30,12 +30,20 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Spike:
-    """Router bias on layers first..last in steps first..last, so that the load really rises."""
+    """Router bias on layers first..last in steps first..last, so that the load really rises; and
+    again `every` steps later."""
 
     first_step: int
     last_step: int
     layers: tuple[int, ...]
     factor: float
+    every: int = 0  # 0: once
+
+    def active(self, step: int) -> bool:
+        since = step - self.first_step
+        if self.every and since > 0:
+            since %= self.every
+        return 0 <= since <= self.last_step - self.first_step
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -46,18 +54,22 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def parse_spike(text: str) -> Spike:
-    """ "step=40,layers=2-3,factor=2.6"; step may be a span as well."""
-    allowed = "step=N[-M],layers=N[-M],factor=F with F from 1 to 1000"
+    """ "step=40,layers=2-3,factor=2.6"; step may be a span as well, every=N repeats it."""
+    allowed = "step=N[-M],layers=N[-M],factor=F[,every=N] with F from 1 to 1000"
     try:
         items = dict(part.split("=", 1) for part in text.split(","))
-        if set(items) != {"step", "layers", "factor"} or len(text.split(",")) != 3:
+        count = len(text.split(","))
+        every = int(items.pop("every", "0"))
+        if set(items) != {"step", "layers", "factor"} or len(items) + (every > 0) != count:
             raise ValueError
         steps, layers, factor = _span(items["step"]), _span(items["layers"]), float(items["factor"])
         if not 1.0 <= factor <= 1000.0 or layers[1] > 100_000:
             raise ValueError
+        if every and every <= steps[1] - steps[0]:
+            raise ValueError
     except ValueError:
         raise InvalidInput(WHERE, "--spike", repr(text), allowed) from None
-    return Spike(*steps, tuple(range(layers[0], layers[1] + 1)), factor)
+    return Spike(*steps, tuple(range(layers[0], layers[1] + 1)), factor, every)
 
 
 @dataclass(frozen=True)
@@ -243,7 +255,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "spikes": (
         Flag("spike", _text, [], "SPEC", "step=40,layers=2-3,factor=2.6: bias the router so that "
-             "one rank gets factor times the mean; may be repeated", False, True),
+             "one rank gets factor times the mean; every=N repeats it; may be repeated", False, True),
         Flag("routing-trace", _text, None, "FILE",
              "replay recorded counts (.csv, .csv.gz, .jsonl)"),
         Flag("dry-run", None, False, "", "floor, plan, predicted peak and time; no training"),

@@ -264,6 +264,12 @@ def test_bytes_read_and_shown():
 def test_spike_spans():
     spike = parse_spike("step=40-41,layers=2-3,factor=2.6")
     assert (spike.first_step, spike.last_step, spike.layers, spike.factor) == (40, 41, (2, 3), 2.6)
+    assert [s for s in range(100) if spike.active(s)] == [40, 41]
+    again = parse_spike("step=40-41,layers=2-3,factor=2.6,every=25")
+    assert [s for s in range(100) if again.active(s)] == [40, 41, 65, 66, 90, 91]
+    for bad in ("every=1", "every=x", "every=0", "often=25", "every=25,every=25"):
+        with pytest.raises(InvalidInput, match="every=N"):
+            parse_spike(f"step=40-41,layers=2-3,factor=2.6,{bad}")
 
 
 def test_help_states_units_and_defaults(capsys):

@@ -17,6 +17,7 @@ from helpers import SMALL, environment, of_type, read_log, run, start, write_mod
 from bagualu import distributed
 from bagualu.distributed import DIED
 from bagualu.launch import _outcome
+from bagualu.layout import Layout
 
 
 @pytest.fixture
@@ -197,6 +198,6 @@ def test_who_stood_still_was_not_merely_killed(tmp_path):
     status = {"rank": 0, "exit_code": 1, "text": "rank 1 stands still", "cause": 1}
     (tmp_path / "rank-0.json").write_text(json.dumps(status))
     failure = types.SimpleNamespace(exitcode=-9, signal_name=lambda: "SIGKILL")
-    assert _outcome(tmp_path, {1: failure}) == (1, "rank 1 stands still")
+    assert _outcome(tmp_path, {1: failure}, Layout(2)) == (1, "rank 1 stands still")
     (tmp_path / "rank-0.json").write_text(json.dumps(status | {"text": f"rank 1 {DIED}"}))
-    assert _outcome(tmp_path, {1: failure}) == (1, "rank 1 was killed by SIGKILL")
+    assert _outcome(tmp_path, {1: failure}, Layout(2)) == (1, "rank 1 was killed by SIGKILL")
