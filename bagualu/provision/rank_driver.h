@@ -63,6 +63,8 @@ struct RankDecision {
   int gate = -1;
   double load_imbalance = 1.0;
   Decision decision;
+  std::vector<int> changed_units;  ///< given up by this decision, beyond the plan before it
+  int64_t duration_ns = 0;         ///< whatever the host's decided() made of it
   /// Reached from here to the rank's next decision or its end.
   int64_t peak_bytes = 0;
 };
@@ -80,10 +82,12 @@ class RankHost {
   virtual bool agree(bool mine) = 0;
   virtual void close(int slot) = 0;
 
-  virtual void begin_pass(const PipelinePass&) {}
-  virtual void end_pass(const PipelinePass&) {}
+  /// `beside`: the other pass of a fused pair, or nullptr.
+  virtual void begin_pass(const PipelinePass& /*pass*/, const PipelinePass* /*beside*/) {}
+  virtual void end_pass(const PipelinePass& /*pass*/, const PipelinePass* /*beside*/) {}
+  /// Around every call of a policy. A decision may be asked for again and the first one not used.
   virtual void deciding() {}
-  virtual void decided(const RankDecision&) {}
+  virtual void decided(RankDecision& /*made*/) {}
 };
 
 /// Units: *_bytes without the rank's static ones, 0 = no limit.
@@ -128,14 +132,12 @@ class RankDriver {
 
   const Plan& plan_of(int slot) const;
   const RankStage& stage_of(int slot) const;
+  /// Live bytes after everything that was handed out.
+  const MemoryReplay& memory() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// Most bytes that the boundaries of a program hold at once, for budgets to be reduced by.
-/// Shapes: boundary_bytes [stages of the model], one message between a stage and its neighbour
-int64_t boundary_peak_bytes(const RankProgram& program, int64_t message_bytes);
 
 }  // namespace bagualu

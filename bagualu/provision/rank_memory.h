@@ -21,7 +21,7 @@ class RankMemory {
 
   /// Returns: the highest live value inside the action.
   int64_t step(int stage, const Graph& graph, const Plan& plan, const MemoryTable& table,
-            const Action& action) {
+               const Action& action) {
     const int64_t live = total_.live_bytes, host = total_.host_live_bytes;
     const int64_t high = replay_action(graph, plan, table, action, total_);
     MemoryReplay& own = stages_[static_cast<size_t>(stage)];

@@ -1,0 +1,170 @@
+#include "bagualu/provision/rank_program.h"
+
+#include <algorithm>
+
+#include "bagualu/base/error.h"
+
+namespace bagualu {
+namespace {
+
+bool is_backward(PassKind kind) {
+  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
+}
+
+bool is_fused(const RankProgram& program, size_t pass) {
+  return pass < program.fused.size() && program.fused[pass];
+}
+
+// Nothing is executed: the driver's own replay is all there is.
+class LoadsHost final : public RankHost {
+ public:
+  LoadsHost(const std::vector<RankStage>& stages, const LoadOf& load_of)
+      : stages_(stages), load_of_(load_of) {}
+
+  void open(int slot, int stage, int microbatch) override {
+    const auto at = static_cast<size_t>(slot);
+    if (slots_.size() <= at) slots_.resize(at + 1);
+    slots_[at] = {stage, microbatch};
+  }
+  void run(const RankTimeline&) override {}
+  GateCounts counts(int slot, int layer) override {
+    const auto [stage, microbatch] = slots_[static_cast<size_t>(slot)];
+    const LayerLoad load = load_of_(stage, microbatch, layer);
+    int64_t balanced = 1;
+    for (const RankStage& one : stages_) {
+      if (one.stage == stage) balanced = std::max<int64_t>(1, one.context->balanced.rows);
+    }
+    return {load, static_cast<double>(load.rows) / static_cast<double>(balanced)};
+  }
+  bool agree(bool mine) override { return mine; }
+  void close(int) override {}
+
+ private:
+  const std::vector<RankStage>& stages_;
+  const LoadOf& load_of_;
+  std::vector<std::pair<int, int>> slots_;  ///< stage and micro-batch
+};
+
+}  // namespace
+
+RankProgram rank_program(const OverlapOrder& order, const SendPlan& sends, int rank) {
+  const auto at = static_cast<size_t>(rank);
+  RankProgram program;
+  program.passes = order.order.ranks.at(at);
+  if (!order.fused.empty()) program.fused = order.fused.at(at);
+  program.sends.resize(program.passes.size() + 1);
+  for (size_t k = 0; k < program.passes.size(); ++k) {
+    const PassTraffic& traffic = sends.at[at][k];
+    for (int message : traffic.post) {
+      program.sends[k].post.push_back(sends.messages[static_cast<size_t>(message)].to);
+    }
+    for (int message : traffic.await_sent) {
+      program.sends[k].await.push_back(sends.messages[static_cast<size_t>(message)].from);
+    }
+  }
+  for (int message : sends.await_at_end[at]) {
+    program.sends.back().await.push_back(sends.messages[static_cast<size_t>(message)].from);
+  }
+  return program;
+}
+
+int most_in_flight(const RankProgram& program, int stage) {
+  int now = 0, most = 0;
+  for (size_t k = 0; k < program.passes.size();) {
+    const size_t next = k + (is_fused(program, k) ? 2 : 1);
+    int ended = 0;
+    for (size_t i = k; i < next; ++i) {
+      const PipelinePass& pass = program.passes[i];
+      if (pass.stage != stage) continue;
+      if (pass.kind == PassKind::kForward) ++now;
+      if (is_backward(pass.kind)) ++ended;
+    }
+    most = std::max(most, now);
+    now -= ended;
+    k = next;
+  }
+  return most;
+}
+
+int most_boundaries(const RankProgram& program) {
+  std::vector<PipelinePass> posted, unawaited;
+  const auto remove = [](std::vector<PipelinePass>& list, const PipelinePass& pass) {
+    list.erase(std::remove(list.begin(), list.end(), pass), list.end());
+  };
+  size_t most = 0;
+  for (size_t k = 0; k < program.passes.size();) {
+    const size_t next = k + (is_fused(program, k) ? 2 : 1);
+    if (k < program.sends.size()) {
+      for (const PipelinePass& pass : program.sends[k].post) posted.push_back(pass);
+    }
+    most = std::max(most, posted.size() + unawaited.size());
+    if (k < program.sends.size()) {
+      for (const PipelinePass& pass : program.sends[k].await) remove(unawaited, pass);
+    }
+    for (size_t i = k; i < next; ++i) {
+      const PipelinePass& pass = program.passes[i];
+      remove(posted, pass);
+      // Between two stages of this rank the output is held until the other pass begins.
+      const int step = pass.kind == PassKind::kForward ? 1 : -1;
+      if (pass.kind != PassKind::kWeightGrad) {
+        remove(unawaited, {pass.stage - step, pass.kind, pass.microbatch});
+        unawaited.push_back(pass);
+      }
+    }
+    most = std::max(most, posted.size() + unawaited.size());
+    k = next;
+  }
+  return static_cast<int>(most);
+}
+
+RankFloor rank_floor(const RankProgram& program, const std::vector<int>& stages,
+                     const std::vector<const Graph*>& graphs, const LayerLoad& worst_case,
+                     int64_t message_bytes) {
+  BGL_CHECK(stages.size() == graphs.size(), stages.size(), graphs.size());
+  RankFloor floor;
+  bool neighbours = false;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    floor.in_flight.push_back(std::max(1, most_in_flight(program, stages[s])));
+    floor.stages.push_back(compute_floor(*graphs[s], worst_case, floor.in_flight.back()));
+    floor.activation_bytes += floor.stages.back().activation_bytes;
+    floor.host_bytes += floor.stages.back().host_bytes;
+    neighbours = neighbours || graphs[s]->ops.front().kind == OpKind::kStageRecv ||
+                 graphs[s]->ops.back().kind == OpKind::kStageSend;
+  }
+  if (neighbours) floor.boundary_bytes = most_boundaries(program) * message_bytes;
+  floor.activation_bytes += floor.boundary_bytes;
+  return floor;
+}
+
+std::vector<int64_t> stage_budgets(const RankFloor& floor, const std::vector<int64_t>& calm_bytes,
+                                   int64_t budget_bytes) {
+  const size_t stages = floor.stages.size();
+  if (budget_bytes == 0) return std::vector<int64_t>(stages, 0);
+  std::vector<int64_t> budgets, wanted;
+  int64_t wanted_sum = 0;
+  for (size_t s = 0; s < stages; ++s) {
+    const int64_t least = floor.stages[s].activation_bytes;
+    budgets.push_back(least);
+    wanted.push_back(std::max<int64_t>(calm_bytes[s] - least, 1));
+    wanted_sum += wanted.back();
+  }
+  int64_t left = budget_bytes - floor.activation_bytes;
+  BGL_CHECK(left >= 0, budget_bytes, floor.activation_bytes);
+  for (size_t s = 0; s < stages; ++s) {
+    const auto part =
+        static_cast<int64_t>(static_cast<double>(left) * static_cast<double>(wanted[s]) /
+                             static_cast<double>(wanted_sum));
+    budgets[s] += std::min(part, left);
+    left -= std::min(part, left);
+    wanted_sum -= wanted[s];
+  }
+  return budgets;
+}
+
+RankRun replay_rank(const std::vector<RankStage>& stages, const RankOptions& options,
+                    const RankProgram& program, const LoadOf& load_of) {
+  LoadsHost host(stages, load_of);
+  return RankDriver(stages, options, host).run(program);
+}
+
+}  // namespace bagualu
