@@ -68,8 +68,8 @@ struct DualBatchSegment {
 DualBatchSegment make_segment(const ForwardSegment& forward, const BackwardSegment& backward,
                               const SegmentOptions& options);
 
-/// One operator to issue: kForward and kBackward run (or, on the comm stream, issue) it, kWeightGrad
-/// computes its weight gradient, kRebuild rebuilds what backward operator `op` needs.
+/// One operator to issue: kForward and kBackward run (or, on the comm stream, issue) it,
+/// kWeightGrad computes its weight gradient, kRebuild rebuilds what backward operator `op` needs.
 struct SegmentStep {
   ItemKind kind = ItemKind::kForward;
   int op = -1;
