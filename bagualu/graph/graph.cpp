@@ -54,6 +54,43 @@ void check_order(const Graph& graph) {
   }
 }
 
+// Note [Split backward]: between an input gradient and its weight gradient other backward ops run,
+// so nothing that the weight gradient reads may be updated in place by one of them. A saved storage
+// never is, except by its own op; a gradient is safe if no op further down reads it, or if it is a
+// copy of its own.
+void check_weight_grad(const Graph& graph, int op_index) {
+  const OpSpec& op = graph.ops[op_index];
+  BGL_CHECK(op.has_backward && !op.wgrad_saved.empty(), op.name);
+  for (int s : op.wgrad_saved) {
+    BGL_CHECK(contains(op.bwd_saved, s), op.name, graph.storages[s].name);
+  }
+  for (int s : op.wgrad_reads) {
+    const StorageSpec& storage = graph.storages[s];
+    BGL_CHECK(contains(op.bwd_reads, s) || contains(op.bwd_creates, s), op.name, storage.name);
+    BGL_CHECK(graph.last_backward_read[s] == op_index, op.name, storage.name);
+  }
+}
+
+void check_split_backward(const Graph& graph) {
+  for (int i = 0; i < static_cast<int>(graph.ops.size()); ++i) {
+    const OpSpec& op = graph.ops[i];
+    if (op.has_wgrad) check_weight_grad(graph, i);
+    BGL_CHECK(op.has_wgrad || (op.wgrad_saved.empty() && op.wgrad_reads.empty()), op.name);
+  }
+  for (size_t s = 0; s < graph.storages.size(); ++s) {
+    const StorageSpec& storage = graph.storages[s];
+    if (!storage.deferred_only) continue;
+    const OpSpec& op = graph.ops[storage.producer];
+    const int id = static_cast<int>(s);
+    BGL_CHECK(storage.kind == StorageKind::kGradient && storage.unit < 0, storage.name);
+    BGL_CHECK(contains(op.bwd_creates, id) && contains(op.wgrad_reads, id), storage.name);
+    BGL_CHECK(!contains(op.bwd_reads, id), storage.name, "read where it need not exist");
+    for (const OpSpec& other : graph.ops) {
+      BGL_CHECK(&other == &op || !contains(other.bwd_reads, id), storage.name, other.name);
+    }
+  }
+}
+
 // Note [Recompute order]: backward runs downwards, so the saved inputs of a producer must live until
 // the outputs' last backward reader, which is at or above the inputs' own last reader. An unsaved
 // input is made again by its own producer, which asks the same of its inputs; that producer may be
@@ -133,6 +170,7 @@ void Graph::finalize() {
   }
   check_order(*this);
   check_units(*this);
+  check_split_backward(*this);
 }
 
 int Graph::find_unit(std::string_view name) const { return find_by_name(units, name); }

@@ -80,9 +80,11 @@ enum class OpKind : uint8_t {
   kMlpFc2,
   kFinalNorm,
   kLmHead,  ///< head and cross entropy: logits are its scratch, log-probabilities its output
-  // Of the megatron profile only (graph/megatron_moe.h); its lm_head makes the logits alone.
+  // Ends of a pipeline stage: forward receives or sends the residual stream, backward its gradient
+  // the other way.
   kStageRecv,
   kStageSend,
+  // Of the megatron profile only (graph/megatron_moe.h); its lm_head makes the logits alone.
   kQDown,
   kQNorm,
   kQUp,
@@ -187,6 +189,9 @@ struct GateSpec {
 struct Graph {
   int64_t tokens = 0;
   int layers = 0;
+  /// Of a pipeline stage: number in the model of the layer that is 0 here. Names of ops, units and
+  /// storages have the model's numbers; `layer` members and the vectors of loads count from 0.
+  int first_layer = 0;
   std::vector<StorageSpec> storages;
   std::vector<UnitSpec> units;
   std::vector<OpSpec> ops;

@@ -20,26 +20,35 @@ ByteFormula per_piece_row(int64_t bytes) { return {.per_piece_row = bytes}; }
 class Builder {
  public:
   Builder(const ModelSpec& spec, const NativeGraphOptions& options)
-      : spec_(spec), options_(options), elem_(options.dtype == Dtype::kBf16 ? 2 : 4) {
+      : spec_(spec),
+        options_(options),
+        elem_(options.dtype == Dtype::kBf16 ? 2 : 4),
+        slice_(options.stage.value_or(whole_model(spec))) {
     graph_.tokens = options.micro_batch_size * options.seq;
-    graph_.layers = static_cast<int>(spec.layers);
+    graph_.layers = static_cast<int>(slice_.layers);
+    graph_.first_layer = static_cast<int>(slice_.first_layer);
   }
 
   Graph build() {
-    d_hidden_ = storage("d_hidden", -1, per_token(spec_.hidden * elem_), StorageKind::kGradient);
-    OpSpec& embedding = op(OpKind::kEmbedding, -1);
-    hidden_ = saved("embedding.out", -1, per_token(spec_.hidden * elem_), "embedding", Rebuild::kOp);
-    embedding.creates = {hidden_};
-    embedding.bwd_reads = {d_hidden_};
+    d_hidden_ = gradient("d_hidden", -1, per_token(spec_.hidden * elem_));
+    if (slice_.embedding) {
+      embedding();
+    } else {
+      stage_recv();
+    }
     for (int layer = 0; layer < graph_.layers; ++layer) {
       attention(layer);
-      if (spec_.moe_layer[layer]) {
+      if (spec_.is_moe(slice_.first_layer + layer)) {
         moe(layer);
       } else {
         dense_mlp(layer);
       }
     }
-    head();
+    if (slice_.head) {
+      head();
+    } else {
+      stage_send();
+    }
     set_native_workspaces(spec_, options_, graph_);
     graph_.finalize();
     return std::move(graph_);
@@ -48,7 +57,8 @@ class Builder {
  private:
   std::string scoped(int layer, std::string_view name) const {
     return layer < 0 ? std::string(name)
-                     : "layer" + std::to_string(layer) + "." + std::string(name);
+                     : "layer" + std::to_string(slice_.first_layer + layer) + "." +
+                           std::string(name);
   }
 
   // References to ops stay valid until the next op() call only.
@@ -105,6 +115,57 @@ class Builder {
     return s;
   }
 
+  // Splits the backward of the op: its weight gradient reads `input` and `gradient`.
+  void split(OpSpec& op, int input, int gradient) const {
+    if (!options_.split_weight_grads) return;
+    op.has_wgrad = true;
+    op.wgrad_saved = {input};
+    op.wgrad_reads = {gradient};
+  }
+
+  // The same for an op whose output gradient is d_hidden, which ops further down update in place.
+  // The copy is the gradient before the op's dropout.
+  void split_with_copy(int op, int layer, int input) {
+    if (!options_.split_weight_grads) return;
+    const std::string name = "d_" + std::string(op_kind_name(graph_.ops[op].kind));
+    const int copy = deferred(name, layer, per_token(spec_.hidden * elem_));
+    graph_.ops[op].bwd_creates.push_back(copy);
+    split(graph_.ops[op], input, copy);
+  }
+
+  int deferred(std::string_view name, int layer, ByteFormula bytes) {
+    const int s = gradient(name, layer, bytes);
+    graph_.storages[s].deferred_only = true;
+    return s;
+  }
+
+  int last_op() const { return static_cast<int>(graph_.ops.size()) - 1; }
+
+  // Of a stage that consists of it, the output leaves at once, and no backward reads it.
+  void embedding() {
+    const ByteFormula bytes = per_token(spec_.hidden * elem_);
+    const bool leaves = slice_.layers == 0 && !slice_.head;
+    hidden_ = leaves ? storage("embedding.out", -1, bytes)
+                     : saved("embedding.out", -1, bytes, "embedding", Rebuild::kOp);
+    OpSpec& embedding = op(OpKind::kEmbedding, -1);
+    embedding.creates = {hidden_};
+    embedding.bwd_reads = {d_hidden_};
+  }
+
+  void stage_recv() {
+    hidden_ = saved("stage_recv.out", -1, per_token(spec_.hidden * elem_), "stage_recv",
+                    Rebuild::kNever);
+    OpSpec& recv = op(OpKind::kStageRecv, -1, Stream::kComm);
+    recv.creates = {hidden_};
+    recv.bwd_reads = {d_hidden_};
+  }
+
+  void stage_send() {
+    OpSpec& send = op(OpKind::kStageSend, -1, Stream::kComm);
+    send.reads = {hidden_};
+    send.bwd_creates = {d_hidden_};
+  }
+
   void attention(int layer) {
     const int64_t h = spec_.hidden;
     const int64_t q_width = spec_.heads * spec_.head_dim;
@@ -128,6 +189,7 @@ class Builder {
     projection.bwd_saved = {normed};
     projection.bwd_reads = {d_qkv};
     projection.bwd_creates = {d_normed};
+    split(projection, normed, d_qkv);
 
     std::vector<int> attention_inputs = {qkv};
     if (spec_.qk_norm) {
@@ -164,6 +226,7 @@ class Builder {
     proj.bwd_saved = {out};
     proj.bwd_reads = {d_hidden_};
     proj.bwd_creates = {d_out};
+    split_with_copy(last_op(), layer, out);
 
     normed_mlp_ = saved("normed_mlp", layer, per_token(h * elem_), "mlp_norm", Rebuild::kOp);
     const int rstd_mlp = saved_exact("rstd_mlp", layer, per_token(kFp32Bytes), "mlp_norm", Rebuild::kOp);
@@ -200,6 +263,7 @@ class Builder {
     fc1.bwd_saved = {normed_mlp_};
     fc1.bwd_reads = {d_fc1};
     (creates_d_normed ? fc1.bwd_creates : fc1.bwd_reads).push_back(d_normed_mlp_);
+    split(fc1, normed_mlp_, d_fc1);
     OpSpec& act = op(mlp.act, layer);
     act.reads = {fc1_out};
     act.creates = {act_out};
@@ -219,13 +283,17 @@ class Builder {
     fc2.bwd_saved = {act_out};
     fc2.bwd_reads = {d_hidden_};
     fc2.bwd_creates = {d_act_out};
+    split_with_copy(last_op(), layer, act_out);
     hidden_ = next;
   }
 
   // A layer's output is where its neighbours meet: kept or offloaded, never recomputed (behind a
   // MoE layer that would repeat a collective; behind a dense one it would chain layers together).
+  // The last one of a stage without head is sent away, and no backward here reads it.
   int next_hidden(int layer, std::string_view unit) {
-    return saved("hidden_out", layer, per_token(spec_.hidden * elem_), unit, Rebuild::kNever);
+    const ByteFormula bytes = per_token(spec_.hidden * elem_);
+    if (layer + 1 == graph_.layers && !slice_.head) return storage("hidden_out", layer, bytes);
+    return saved("hidden_out", layer, bytes, unit, Rebuild::kNever);
   }
 
   void moe(int layer) {
@@ -290,6 +358,9 @@ class Builder {
     router.creates = {logits, ids, probs, row_map};
     router.bwd_saved = {logits, ids, probs, normed_mlp_};
     router.bwd_reads = {d_probs, d_normed_mlp_};
+    router.has_wgrad = options_.split_weight_grads;
+    // The input gradient leaves the logits' gradient in the logits' place.
+    if (router.has_wgrad) router.wgrad_saved = {logits, normed_mlp_};
     graph_.gates.push_back({layer, static_cast<int>(graph_.ops.size()) - 1});
     return {probs, row_map};
   }
@@ -306,6 +377,11 @@ class Builder {
     fc2.bwd_saved = {act_out};
     fc2.bwd_reads = {d_branch};
     fc2.bwd_creates = {d_act_out};
+    if (d_branch == d_hidden_) {
+      split_with_copy(last_op(), layer, act_out);
+    } else {
+      split(fc2, act_out, d_branch);
+    }
     return out;
   }
 
@@ -354,6 +430,13 @@ class Builder {
     experts.creates = {fc1, act, out};
     experts.bwd_saved = {rows, row_probs, fc1, act};
     experts.bwd_reads = {grad_rows};
+    if (options_.split_weight_grads) {
+      experts.has_wgrad = true;
+      experts.wgrad_saved = {rows, act};
+      experts.wgrad_reads = {deferred("d_expert_fc1", layer, per_row(2 * f * elem_)),
+                             deferred("d_expert_out", layer, per_row(spec_.hidden * elem_))};
+      experts.bwd_creates = experts.wgrad_reads;
+    }
     return out;
   }
 
@@ -382,6 +465,7 @@ class Builder {
   const ModelSpec& spec_;
   const NativeGraphOptions& options_;
   const int64_t elem_;
+  const StageSlice slice_;
   Graph graph_;
   int hidden_ = -1;      // layer input
   int hidden_mid_ = -1;  // after attention
@@ -396,6 +480,13 @@ Graph build_native_graph(const ModelSpec& spec, const NativeGraphOptions& option
   if (const std::string feature = planned_only_feature(spec); !feature.empty()) {
     throw InvalidInput("model", "model", feature,
                        "a model that the runtime computes: no operator of it knows this");
+  }
+  if (options.stage) {
+    const StageSlice& stage = *options.stage;
+    BGL_CHECK(stage.first_layer >= 0 && stage.layers >= 0 &&
+                  stage.first_layer + stage.layers <= spec.layers,
+              stage.first_layer, stage.layers, spec.layers);
+    BGL_CHECK(stage.layers > 0 || stage.embedding || stage.head, "an empty stage");
   }
   return Builder(spec, options).build();
 }

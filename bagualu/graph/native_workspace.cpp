@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 
 namespace bagualu {
@@ -49,9 +50,7 @@ class Filler {
       case OpKind::kAttnProj:
         return one_phase(masked(weight_gradient(h, spec_.q_width())));
       case OpKind::kRouter:
-        return bf16_ ? one_phase(with({.per_token = spec_.experts * kBf16Bytes},
-                                      weight_gradient(spec_.experts, h)))
-                     : Workspace{};
+        return one_phase(with_all(router_gradient(), weight_gradient(spec_.experts, h)));
       case OpKind::kExperts:
         return experts_backward();
       case OpKind::kSharedFc1:
@@ -66,6 +65,45 @@ class Filler {
         return bf16_ ? one_phase(with(logits(), weight_gradient(spec_.vocab, h))) : Workspace{};
       default:
         return {};
+    }
+  }
+
+  // Split backward: the gradient that the weight gradient reads later is written where it will be
+  // read, not into scratch.
+  Workspace input_gradient(OpKind kind) const {
+    switch (kind) {
+      case OpKind::kRouter:
+        return one_phase(router_gradient());
+      case OpKind::kExperts:
+        return one_phase({{.per_piece_row = spec_.hidden * elem_},
+                          {.per_piece_row = spec_.expert_ffn * elem_},
+                          {.per_piece_row = kFp32Bytes}});
+      default:
+        return {};
+    }
+  }
+
+  Workspace weight_gradient(OpKind kind) const {
+    const int64_t h = spec_.hidden;
+    switch (kind) {
+      case OpKind::kQkv:
+        return one_phase(weight_gradient(spec_.qkv_width(), h));
+      case OpKind::kAttnProj:
+        return one_phase(weight_gradient(h, spec_.q_width()));
+      case OpKind::kRouter:
+        return one_phase(with_all(router_gradient(), weight_gradient(spec_.experts, h)));
+      case OpKind::kExperts:  // fc1's and fc2's one after the other
+        return one_phase(weight_gradient(2 * spec_.expert_ffn, h));
+      case OpKind::kSharedFc1:
+        return one_phase(weight_gradient(2 * spec_.shared_ffn, h));
+      case OpKind::kSharedFc2:
+        return one_phase(weight_gradient(h, spec_.shared_ffn));
+      case OpKind::kMlpFc1:
+        return one_phase(weight_gradient(2 * spec_.dense_ffn, h));
+      case OpKind::kMlpFc2:
+        return one_phase(weight_gradient(h, spec_.dense_ffn));
+      default:
+        throw InternalError("no split backward of this operator");
     }
   }
 
@@ -85,6 +123,16 @@ class Filler {
   static Phase with(const ByteFormula& buffer, Phase phase) {
     phase.insert(phase.begin(), buffer);
     return phase;
+  }
+
+  static Phase with_all(Phase buffers, Phase phase) {
+    phase.insert(phase.begin(), buffers.begin(), buffers.end());
+    return phase;
+  }
+
+  // The logits' gradient at the weights' precision.
+  Phase router_gradient() const {
+    return bf16_ ? Phase{{.per_token = spec_.experts * kBf16Bytes}} : Phase{};
   }
 
   Phase masked(Phase phase) const {
@@ -163,6 +211,9 @@ void set_native_workspaces(const ModelSpec& spec, const NativeGraphOptions& opti
   for (OpSpec& op : graph.ops) {
     op.fwd_workspace = filler.forward(op.kind);
     if (op.has_backward) op.bwd_workspace = filler.backward(op.kind);
+    if (!op.has_wgrad) continue;
+    op.input_grad_workspace = filler.input_gradient(op.kind);
+    op.wgrad_workspace = filler.weight_gradient(op.kind);
   }
 }
 

@@ -21,6 +21,9 @@ namespace bagualu {
 ///                   gradient; in fp32 log_probs serves as both
 ///   other GEMMs     backward: weight gradient
 /// A weight gradient needs a temporary in bf16 only (fp32 accumulates in the GEMM itself).
+/// Split: a weight gradient's own temporary alone (router: the bf16 gradient of the logits again);
+/// the input gradient has what is left of the above, without the masked gradient and the [P, 2f]
+/// piece, which are storages then.
 void set_native_workspaces(const ModelSpec& spec, const NativeGraphOptions& options, Graph& graph);
 
 /// Scratch of ATen's causal CPU attention, forward: per thread a tile of scores, two statistics per
