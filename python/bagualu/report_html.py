@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.offline
 
-from bagualu import report_figures, report_summary
+from bagualu import report_figures, report_pipeline, report_summary
 from bagualu.report_log import RunLog
 from bagualu.report_page import PAGE, SCRIPT, STYLE
 from bagualu.report_summary import format_mib, format_ms
@@ -26,7 +26,7 @@ def render(logs: list[RunLog]) -> str:
     title = f"bagualu: {_model_name(main)}, {main.run['policy']}"
     body = [_header(main, rows[logs.index(main)]), _comparison(logs, rows)]
     body += [_plots(figures) if figures else _empty("No step was completed: nothing to plot.")]
-    body += [_mitigations(logs), _notes(rows)]
+    body += [_pipelines(logs), _mitigations(logs), _notes(rows)]
     drawn = [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures]
     palette = {name: list(pair) for name, pair in report_figures.PALETTE.items()}
     parts = {"TITLE": html.escape(title), "STYLE": STYLE, "BODY": "\n".join(filter(None, body)),
@@ -59,7 +59,9 @@ def _header(log: RunLog, row: report_summary.RunSummary) -> str:
         ("microbatches", "micro-batches of"), ("micro_batch_size", "x")) if run.get(key)]
     if run.get("seq"):
         batch.append(f"{run['seq']} tokens")
-    ranks = f"{run['world_size']}" + (f" (EP {run['ep']})" if run.get("ep") else "")
+    sizes = [f"{name} {run[key]}" for name, key in (("PP", "pp"), ("EP", "ep")) if run.get(key)
+             and (key == "ep" or run[key] > 1)]
+    ranks = f"{run['world_size']}" + (f" ({', '.join(sizes)})" if sizes else "")
     budget = "no limit" if run["budget_bytes"] is None else format_mib(run["budget_bytes"])
     facts = [("Model", ", ".join(shape)), ("Ranks", ranks),
              ("Batch per rank", " ".join(batch)), ("Type", run.get("dtype")),
@@ -135,6 +137,14 @@ def _mitigations(logs: list[RunLog]) -> str:
     head = ("policy", "step", "rank", "why", "what", "cost")
     more = f'<p class="muted">{left_out} more in the log(s).</p>' if left_out else ""
     return f"<section><h2>Mitigations</h2>{_table(head, rows, (1, 2, 5))}{more}</section>"
+
+
+def _pipelines(logs: list[RunLog]) -> str:
+    """One table per run with stages or pairs of passes."""
+    parts = [f'<p class="muted">{html.escape(f"{log.label}: {report_pipeline.title(log)}")}</p>'
+             + _table(report_pipeline.HEADER, rows, tuple(range(2, len(report_pipeline.HEADER))))
+             for log in logs if (rows := report_pipeline.rows(log))]
+    return f"<section><h2>Pipeline</h2>{''.join(parts)}</section>" if parts else ""
 
 
 def _notes(rows: list[report_summary.RunSummary]) -> str:

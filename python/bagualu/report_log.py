@@ -13,6 +13,7 @@ from typing import Any
 
 from bagualu.errors import InvalidInput
 from bagualu.json_file import read_regular
+from bagualu.run_log import PIPELINE_FIELDS
 
 LOG_VERSION = 1
 _BOUND = 2**63  # bytes and nanoseconds are int64; this also keeps infinity out
@@ -47,6 +48,11 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         "seq": (_INT, False, True),
         "microbatches": (_INT, False, True),
         "model": (_OBJECT, False, True),
+        "pp": (_INT, False, True),
+        "pipeline": (_TEXT, False, True),
+        "stage_layers": (_NUMBERS, False, True),
+        "overlap": (_BOOL, False, True),
+        "ranks": (_LIST, False, True),
     },
     "step": {
         "step": (_INT, True, False),
@@ -67,7 +73,9 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         "residencies": (_NUMBER_MAP, False, True),
         "decision_ns": (_NUMBERS, False, True),
         "cache_hits": (_INT, False, True),
+        **{name: (_INT, False, True) for name in PIPELINE_FIELDS},
     },
+    "held": {"rank": (_INT, True, False), "stages": (_NUMBERS, False, True)},
     "mitigation": {
         "step": (_INT, True, False),
         "rank": (_INT, True, False),
@@ -115,7 +123,7 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         "plan_cache_hit_fraction": (_NUMBER, False, True),
     },
 }
-_NESTED = {("step", "ranks"): "rank", ("mitigation", "actions"): "action"}
+_NESTED = {("run", "ranks"): "held", ("step", "ranks"): "rank", ("mitigation", "actions"): "action"}
 
 
 @dataclass
@@ -224,7 +232,7 @@ def _assemble(path: Path, records: list[tuple[int, dict[str, Any]]], torn: int) 
             _check_version(where, record)
             segments.append([])
             log.run = record
-        if kind not in _SCHEMA or kind in ("rank", "action"):
+        if kind not in _SCHEMA or kind in ("held", "rank", "action"):
             log.ignored_records += 1
             continue
         _check(where, kind, record)
@@ -293,11 +301,14 @@ def _is_number(value: Any) -> bool:
 
 def _label(logs: list[RunLog]) -> None:
     for log in logs:
-        log.label = log.run["policy"]
-    for log in logs:
         same = [other for other in logs if other.run["policy"] == log.run["policy"]]
-        if len(same) > 1:
-            log.label = f"{log.run['policy']} ({log.path.stem})"
+        log.label = log.run["policy"]
+        if len({other.run.get("overlap") for other in same}) > 1:
+            log.label += f", overlap {'on' if log.run.get('overlap') else 'off'}"
+    for name in {log.label for log in logs}:
+        same = [log for log in logs if log.label == name]
+        for log in same if len(same) > 1 else []:
+            log.label = f"{name} ({log.path.stem})"
     for index, log in enumerate(logs):
         if any(other.label == log.label for other in logs[:index]):
             log.label = f"{log.label} #{index + 1}"

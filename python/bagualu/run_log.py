@@ -22,6 +22,10 @@ _KEPT_ON_RESUME = ("run", "step", "mitigation", "memory", "validation", "checkpo
 _GLOBAL_KEYS = ("loss", "grad_norm", "aux_loss", "z_loss", "imbalance", "mitigations", "stop",
                 "repeated",
                 "memory")
+# Of step.ranks, where there are several stages or pairs of passes; the summary has their sums.
+PIPELINE_FIELDS = ("overlapped_segments", "serialised_segments", "deferred_passes",
+                   "undeferred_passes", "compute_ns", "comm_flight_ns", "comm_exposed_ns",
+                   "copy_flight_ns", "copy_exposed_ns", "p2p_wait_ns", "bubble_ns")
 
 
 def check_writable(path: Path) -> None:
@@ -163,6 +167,7 @@ class Totals:
         self._step_ns: list[int] = []
         self._decisions = array("q")
         self._per_step_max = self._hits = self._recomputed = self._offloaded = self._tokens = 0
+        self._pipeline: dict[str, list[int]] = {}
 
     def add(self, record: dict[str, Any]) -> None:
         self.losses.append(record["loss"])
@@ -179,7 +184,14 @@ class Totals:
             self._hits += entry.get("cache_hits", 0)
             self._recomputed += entry.get("bytes_recomputed", 0)
             self._offloaded += entry.get("bytes_offloaded", 0)
+            if len(self._step_ns) > 1:  # the first step warms caches
+                self._add_pipeline(rank, entry)
         self.step_peaks.append(max(entry["peak_bytes"] for entry in record["ranks"]))
+
+    def _add_pipeline(self, rank: int, entry: dict[str, Any]) -> None:
+        for name in PIPELINE_FIELDS:
+            if name in entry:
+                self._pipeline.setdefault(name, [0] * len(self.peaks))[rank] += entry[name]
 
     def summary(self, policy: str, budget_bytes: int | None, oom: bool) -> dict[str, Any]:
         """The fields of docs/formats.md. Rates leave the first step out: it warms caches."""
@@ -201,4 +213,5 @@ class Totals:
                             "total_per_step_max": self._per_step_max},
             "plan_cache_hit_fraction": self._hits / len(decisions) if decisions else 0.0,
             "bytes_recomputed": self._recomputed, "bytes_offloaded": self._offloaded,
+            **({"pipeline": self._pipeline} if self._pipeline else {}),
         }

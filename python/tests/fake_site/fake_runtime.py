@@ -137,7 +137,7 @@ class Trainer:
         return os.environ.get("FAKE_WAIT", "")
 
     def evaluate(self, tokens):
-        loss = self._loss(tokens)[0].double()
+        loss = self._loss(tokens)[0].detach().double()
         return float(self._sum(loss, "dp") / self.layout.dp_size)
 
     def _everywhere(self, name):
