@@ -6,14 +6,14 @@ from bagualu.report_log import RunLog
 from bagualu.run_log import PIPELINE_FIELDS
 
 HEADER = ("rank", "stages", "peak / predicted", "segments in pairs", "weight gradients put off",
-          "compute", "exchanges hidden", "copies hidden", "waits for stages", "bubble")
+          "compute", "comm beside compute", "comm waits", "copies beside compute", "copy waits",
+          "stage waits", "bubble")
 _MIB = 1024 * 1024
 
 
 def has_pipeline(log: RunLog) -> bool:
-    """Whether its steps have any of the fields."""
-    return any(name in entry for step in log.steps[:1] for entry in step["ranks"]
-               for name in PIPELINE_FIELDS)
+    """Whether its steps have the fields."""
+    return any("compute_ns" in entry for step in log.steps[:1] for entry in step["ranks"])
 
 
 def title(log: RunLog) -> str:
@@ -31,11 +31,8 @@ def _part(value: int, whole: int) -> str:
     return f"{value} of {value + whole}" if value + whole else "-"
 
 
-def _hidden(flight_ns: int, exposed_ns: int) -> str:
-    """Share of the time under way in which the rank did not wait."""
-    if not flight_ns:
-        return "-"
-    return f"{1 - min(exposed_ns, flight_ns) / flight_ns:.1%} of {flight_ns / 1e6:,.0f} ms"
+def _beside(beside_ns: int, total_ns: int) -> str:
+    return f"{beside_ns / total_ns:.1%} of {total_ns / 1e6:,.0f} ms" if total_ns else "-"
 
 
 def rows(log: RunLog) -> list[tuple[str, ...]]:
@@ -63,9 +60,9 @@ def _row(log: RunLog, rank: int, entries: list[dict[str, Any]], span_ns: float
             f"{peak / _MIB:,.2f} / {predicted / _MIB:,.2f} MiB",
             _part(total["overlapped_segments"], total["serialised_segments"]),
             _part(total["deferred_passes"], total["undeferred_passes"]), share("compute_ns"),
-            _hidden(total["comm_flight_ns"], total["comm_exposed_ns"]),
-            _hidden(total["copy_flight_ns"], total["copy_exposed_ns"]), share("p2p_wait_ns"),
-            share("bubble_ns"))
+            _beside(total["comm_beside_ns"], total["comm_ns"]), share("comm_wait_ns"),
+            _beside(total["copy_beside_ns"], total["copy_ns"]), share("copy_wait_ns"),
+            share("p2p_wait_ns"), share("bubble_ns"))
 
 
 def text_lines(log: RunLog) -> list[str]:

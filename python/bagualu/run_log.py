@@ -24,8 +24,8 @@ _GLOBAL_KEYS = ("loss", "grad_norm", "aux_loss", "z_loss", "imbalance", "mitigat
                 "memory")
 # Of step.ranks, where there are several stages or pairs of passes; the summary has their sums.
 PIPELINE_FIELDS = ("overlapped_segments", "serialised_segments", "deferred_passes",
-                   "undeferred_passes", "compute_ns", "comm_flight_ns", "comm_exposed_ns",
-                   "copy_flight_ns", "copy_exposed_ns", "p2p_wait_ns", "bubble_ns")
+                   "undeferred_passes", "compute_ns", "comm_ns", "comm_beside_ns", "comm_wait_ns",
+                   "copy_ns", "copy_beside_ns", "copy_wait_ns", "p2p_wait_ns", "bubble_ns")
 
 
 def check_writable(path: Path) -> None:
@@ -184,7 +184,7 @@ class Totals:
             self._hits += entry.get("cache_hits", 0)
             self._recomputed += entry.get("bytes_recomputed", 0)
             self._offloaded += entry.get("bytes_offloaded", 0)
-            if len(self._step_ns) > 1:  # the first step warms caches
+            if "compute_ns" in entry and len(self._step_ns) > 1:  # the first step warms caches
                 self._add_pipeline(rank, entry)
         self.step_peaks.append(max(entry["peak_bytes"] for entry in record["ranks"]))
 

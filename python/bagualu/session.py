@@ -31,6 +31,12 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float)
     return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
 
+def trace_file(log: str, rank: int) -> str:
+    """Where a rank writes the steps of --trace-step: run.jsonl's are run.trace-0.jsonl and so on."""
+    path = Path(log)
+    return str(path.with_name(f"{path.stem}.trace-{rank}.jsonl"))
+
+
 def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
     """Throws Infeasible with the missing bytes."""
     need = floor["floor_bytes"]
@@ -154,8 +160,11 @@ class Session:
         spikes = [{"layers": list(s.layers), "factor": s.factor} for s in args.spike
                   if s.active(step)]
         routing = job.trace.routing(step, args.micro_batches, job.spec) if job.trace else None
-        return {"spikes": spikes, "routing": routing, "want_memory": bool(args.log),
-                "stop_requested": self._stop()}
+        extras = {"spikes": spikes, "routing": routing, "want_memory": bool(args.log),
+                  "stop_requested": self._stop()}
+        if step in (args.trace_step or ()):
+            extras["trace_path"] = trace_file(args.log, self.comm.rank)
+        return extras
 
     def _step(self, step: int) -> bool:
         """One optimizer step on every rank; True if any rank was asked to stop."""

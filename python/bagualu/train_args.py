@@ -244,7 +244,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "files": (
         Flag("log", _text, None, "FILE", "run log, JSON lines (see `bagualu report`)"),
         Flag("trace-step", _counts(0), None, "N[,M...]",
-             "write executed and planned order of these steps beside --log"),
+             "write what each rank really did in these steps, beside --log: LOG.trace-RANK.jsonl"),
         Flag("tensorboard", _text, None, "DIR", "also write TensorBoard events"),
         Flag("checkpoint", _text, None, "DIR", "folder of checkpoints; also written at the end"),
         Flag("checkpoint-every", _int(0), 0, "STEPS", "0 = only at the end and on SIGTERM"),

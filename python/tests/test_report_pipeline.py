@@ -8,9 +8,9 @@ from bagualu.run_log import PIPELINE_FIELDS, Totals, step_record
 
 # Per rank and step, in units of 1 ms of a step of 100 ms.
 FIELDS = {"overlapped_segments": 6, "serialised_segments": 2, "deferred_passes": 3,
-          "undeferred_passes": 0, "compute_ns": 60_000_000, "comm_flight_ns": 40_000_000,
-          "comm_exposed_ns": 10_000_000, "copy_flight_ns": 8_000_000, "copy_exposed_ns": 400_000,
-          "p2p_wait_ns": 25_000_000, "bubble_ns": 4_600_000}
+          "undeferred_passes": 0, "compute_ns": 60_000_000, "comm_ns": 40_000_000,
+          "comm_beside_ns": 30_000_000, "comm_wait_ns": 10_000_000, "copy_ns": 8_000_000,
+          "copy_beside_ns": 7_600_000, "copy_wait_ns": 400_000, "p2p_wait_ns": 25_000_000, "bubble_ns": 4_600_000}
 
 
 def answer(rank):
@@ -41,9 +41,10 @@ def write_log(path, overlap, fields=True):
 def test_rows_by_rank(tmp_path):
     log = read_log(write_log(tmp_path / "a.jsonl", True))
     rows = report_pipeline.rows(log)
-    # two steps without the first: 12 of 16 segments; 80 of 200 ms hidden but 20, 16 but 0.8
+    # two steps without the first: 12 of 16 segments; of 200 ms 80 communicate, 60 of them
+    # beside compute; copies take 16, 15.2 of them beside compute
     assert rows[1] == ("1", "1, 2", "3.00 / 3.00 MiB", "12 of 16", "6 of 6", "60.0%",
-                       "75.0% of 80 ms", "95.0% of 16 ms", "25.0%", "4.6%")
+                       "75.0% of 80 ms", "10.0%", "95.0% of 16 ms", "0.4%", "25.0%", "4.6%")
     assert report_pipeline.title(log) == \
         "dualpipe-v, 2 pipeline rank(s), layers 1 + 2 + 2 + 1, overlap on"
     assert "12 of 16" in report_summary.text_report([log])
