@@ -124,6 +124,11 @@ OpWork Parts::work(OpKind kind) const {
       return gemm(spec.dense_ffn, h) + elementwise(h, h);
     case OpKind::kLmHead:
       return gemm(h, spec.vocab) + OpWork{x * spec.vocab * 4, x * spec.vocab * kFp32Bytes * 3, 0};
+    // The half that receives takes what the transfer takes; the other one only issues it.
+    case OpKind::kStageRecv:
+      return {0, 0, backward ? 0 : x * h * elem};
+    case OpKind::kStageSend:
+      return {0, 0, backward ? x * h * elem : 0};
     default:  // of the megatron profile, see cost/megatron_cost.h
       throw InternalError("no operator of a native graph: " + std::string(op_kind_name(kind)));
   }

@@ -118,26 +118,36 @@ void RankDriver::Impl::pair() {
       backward_pass.kind == PassKind::kInputGrad ? WeightGrads::kLeave : WeightGrads::kFill;
   for (int gate = -1; partner != nullptr;) {
     RankDecision decision = decide(one, gate, partner);
-    const bool together = advance_both(one, decision, backward_pass, *partner, weight_grads, gate);
-    ++(together ? run_.overlapped_segments : run_.serialised_segments);
-    if (!together) {
-      begin_backward(backward_pass);
-      run_backward(*partner, /*defer=*/false);
-    }
-    if (partner->state.backward_done() || (together && gate < 0)) {
+    if (advance_both(one, decision, backward_pass, *partner, weight_grads, gate)) {
+      ++run_.overlapped_segments;
+      if (!partner->state.backward_done() && gate >= 0) continue;
       run_backward(*partner, weight_grads == WeightGrads::kLeave);
       finish_partner(*std::exchange(partner, nullptr), weight_grads);
+    } else {
+      ++run_.serialised_segments;
+      gate = backward_first(one, std::move(decision), backward_pass,
+                            *std::exchange(partner, nullptr), weight_grads);
     }
-    if (!together) {
-      if (decision.decision.mitigated || !decision.decision.feasible) {
-        decision = decide(one, gate, nullptr);
-      }
-      apply(one, std::move(decision));
-      gate = run_forward(one);
-    }
-    if (partner == nullptr && gate >= 0) run_forward_from(one, gate);
+    if (gate >= 0) run_forward_from(one, gate);
   }
   end_forward(one);
+}
+
+// Some rank has no room for both: the backward runs to its end, then the forward to its next gate,
+// which is returned.
+int RankDriver::Impl::backward_first(Flight& one, RankDecision decision,
+                                     const PipelinePass& backward_pass, Flight& partner,
+                                     WeightGrads weight_grads) {
+  // What was decided for a partner at rest counts before it begins.
+  const int gate = decision.gate;
+  const bool at_rest = partner.phase == Phase::kResting;
+  const bool settled = !decision.decision.mitigated && decision.decision.feasible;
+  if (at_rest) apply(one, decision);
+  begin_backward(backward_pass);
+  run_backward(partner, /*defer=*/false);
+  finish_partner(partner, weight_grads);
+  if (!at_rest) apply(one, settled ? std::move(decision) : decide(one, gate, nullptr));
+  return run_forward(one);
 }
 
 void RankDriver::Impl::run_forward_from(Flight& one, int gate) {
@@ -176,7 +186,7 @@ void RankDriver::Impl::learn(Flight& one, int gate) {
 
 void RankDriver::Impl::end_forward(Flight& one) {
   one.phase = Phase::kResting;
-  if (one.state.issued >= 0) sent(one, PassKind::kForward);
+  if (one.state.sent >= 0) sent(one, PassKind::kForward);
   settle(one);
   run_.flights[static_cast<size_t>(one.record)].rest_bytes = one.bytes.rest_bytes;
 }
@@ -213,7 +223,7 @@ void RankDriver::Impl::run_backward(Flight& one, bool defer) {
 
 void RankDriver::Impl::end_backward(Flight& one) {
   one.phase = Phase::kEnding;
-  if (one.state.issued >= 0) sent(one, PassKind::kBackward);
+  if (one.state.sent >= 0) sent(one, PassKind::kBackward);
   close_if_over(one);
 }
 

@@ -57,6 +57,8 @@ class RankDriver::Impl {
   void single();
   // A forward beside a backward, gate by gate, as long as all ranks agree.
   void pair();
+  int backward_first(Flight& one, RankDecision decision, const PipelinePass& backward_pass,
+                     Flight& partner, WeightGrads weight_grads);
   // The rest of a forward, a decision first.
   void run_forward_from(Flight& one, int gate);
   Flight& begin_forward(const PipelinePass& pass);

@@ -74,7 +74,7 @@ int RankDriver::Impl::free_slot() const {
 
 void RankDriver::Impl::close_if_over(Flight& one) {
   const MicrobatchState& state = one.state;
-  if (!state.backward_done() || state.issued >= 0 || !state.weight_grads.empty()) return;
+  if (!state.backward_done() || state.sent >= 0 || !state.weight_grads.empty()) return;
   flush();
   run_.flights[static_cast<size_t>(one.record)].plan = one.plan;
   const int slot = one.slot;

@@ -6,15 +6,14 @@ MicrobatchState without_boundary(const Graph& graph, const Flight& flight) {
   MicrobatchState state = flight.state;
   if (flight.phase == Flight::Phase::kPosted) return initial_state(graph);
   if (flight.phase != Flight::Phase::kResting) return state;
-  if (state.in_backward) {  // the gradient's receive was posted, the output's send is over
+  if (state.in_backward) {  // the gradient's receive was posted
     for (int s : graph.ops[state.issued].bwd_creates) state.storage[s] = StorageFate::kAbsent;
     state.in_backward = false;
     state.next_backward = -1;
     state.issued = -1;
-  } else if (state.issued >= 0) {
-    Timeline ignored;
-    append_end(graph, flight.plan, state, ignored);
   }
+  Timeline ignored;
+  append_end(graph, flight.plan, state, ignored);
   return state;
 }
 

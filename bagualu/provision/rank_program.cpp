@@ -86,6 +86,61 @@ int most_in_flight(const RankProgram& program, int stage) {
   return most;
 }
 
+int most_flights(const RankProgram& program) {
+  const auto awaited = [&](const PipelinePass& pass) {
+    return std::any_of(program.sends.begin(), program.sends.end(), [&](const PassSends& sends) {
+      return std::find(sends.await.begin(), sends.await.end(), pass) != sends.await.end();
+    });
+  };
+  const auto listed = [&](const PipelinePass& pass) {
+    return std::find(program.passes.begin(), program.passes.end(), pass) != program.passes.end();
+  };
+  std::vector<PipelinePass> open;     // their forwards
+  std::vector<PipelinePass> pending;  // what still stands between a flight and its end
+  const auto begin = [&](const PipelinePass& forward) {
+    if (std::find(open.begin(), open.end(), forward) == open.end()) open.push_back(forward);
+  };
+  size_t most = 0;
+  const auto over = [&](const PipelinePass& done) {
+    pending.erase(std::remove(pending.begin(), pending.end(), done), pending.end());
+    for (const PipelinePass& one : pending) {
+      if (one.stage == done.stage && one.microbatch == done.microbatch) return;
+    }
+    const PipelinePass forward{done.stage, PassKind::kForward, done.microbatch};
+    open.erase(std::remove(open.begin(), open.end(), forward), open.end());
+  };
+  for (size_t k = 0; k <= program.passes.size(); ++k) {
+    if (k < program.sends.size()) {
+      for (const PipelinePass& pass : program.sends[k].post) {
+        if (pass.kind == PassKind::kForward) begin(pass);
+      }
+      most = std::max(most, open.size());
+      for (const PipelinePass& pass : program.sends[k].await) {
+        if (is_backward(pass.kind)) over(pass);
+      }
+    }
+    if (k == program.passes.size()) break;
+    const PipelinePass& pass = program.passes[k];
+    if (pass.kind == PassKind::kForward) begin(pass);
+    most = std::max(most, open.size());
+    const PipelinePass weights{pass.stage, PassKind::kWeightGrad, pass.microbatch};
+    const PipelinePass below{pass.stage - 1, pass.kind, pass.microbatch};
+    if (is_backward(pass.kind)) {
+      over({pass.stage + 1, pass.kind, pass.microbatch});  // a neighbour on this rank waited for it
+      if (pass.kind == PassKind::kInputGrad && listed(weights)) pending.push_back(weights);
+      if (awaited(pass) || listed(below)) pending.push_back(pass);
+      if (std::none_of(pending.begin(), pending.end(), [&](const PipelinePass& one) {
+            return one.stage == pass.stage && one.microbatch == pass.microbatch;
+          })) {
+        over(pass);
+      }
+    } else if (pass.kind == PassKind::kWeightGrad) {
+      over(pass);
+    }
+  }
+  return static_cast<int>(most);
+}
+
 int most_boundaries(const RankProgram& program) {
   std::vector<PipelinePass> posted, unawaited;
   const auto remove = [](std::vector<PipelinePass>& list, const PipelinePass& pass) {

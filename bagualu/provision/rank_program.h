@@ -18,6 +18,10 @@ RankProgram rank_program(const OverlapOrder& order, const SendPlan& sends, int r
 /// of a forward to the end of its input gradient, both passes of a pair counting as one.
 int most_in_flight(const RankProgram& program, int stage);
 
+/// Largest number of flights that are open at once: most_in_flight() over all stages, with receives
+/// posted early, weight gradients put off and last sends not awaited.
+int most_flights(const RankProgram& program);
+
 /// Largest number of messages between stages that the rank holds beside that: receives posted for a
 /// later pass, and outputs whose send is not awaited.
 int most_boundaries(const RankProgram& program);

@@ -170,7 +170,7 @@ class Checker {
       case ActionKind::kForward:
         require(id == next_forward_, "its turn is another");
         next_forward_ = id + 1;
-        issue(*op, id);
+        issue(*op, id, /*backward=*/false);
         for (int s : op->reads) read(s);
         for (int s : op->creates) create(s);
         return;
@@ -207,14 +207,18 @@ class Checker {
   }
 
   // What a communication makes is there once it ended; what it reads must be there until then.
-  void issue(const OpSpec& op, int id) {
+  void issue(const OpSpec& op, int id, bool backward) {
     require(issued_ < 0, "the communication before it is not awaited");
-    if (op.stream == Stream::kComm) issued_ = id;
+    if (op.stream != Stream::kComm) return;
+    // Nothing in the micro-batch itself waits for a send to another stage.
+    const bool sends = op.kind == (backward ? OpKind::kStageRecv : OpKind::kStageSend);
+    require(!sends || sent_ < 0, "the send before it is not awaited");
+    (sends ? sent_ : issued_) = id;
   }
 
   void end(const OpSpec& op, int id, std::initializer_list<const std::vector<int>*> reads) {
-    require(issued_ == id, "it was not issued");
-    issued_ = -1;
+    require(issued_ == id || sent_ == id, "it was not issued");
+    (issued_ == id ? issued_ : sent_) = -1;
     for (const auto* list : reads) {
       for (int s : *list) read(s);
     }
@@ -233,7 +237,7 @@ class Checker {
     require(next_forward_ == static_cast<int>(graph_.ops.size()), "the forward is not over");
     require(id < next_backward_, "its turn is another");
     skip_to(id);
-    issue(op, id);
+    issue(op, id, /*backward=*/true);
     if (split) {
       require(op.has_wgrad, "it has no weight gradient");
       weight_grads_.push_back(id);
@@ -277,7 +281,7 @@ class Checker {
     for (int i = 0; i < next_backward_ && i < ops; ++i) {
       complete = complete && !graph_.ops[at(i)].has_backward;
     }
-    complete = complete && weight_grads_.empty() && issued_ < 0;
+    complete = complete && weight_grads_.empty() && issued_ < 0 && sent_ < 0;
     if (!complete) violations_.push_back("operators are missing at the end");
     for (size_t s = 0; s < place_.size(); ++s) {
       const bool pieces = rebuilt_in_pieces(static_cast<int>(s)) && place_[s] == Place::kDropped;
@@ -295,6 +299,7 @@ class Checker {
   size_t index_ = 0;
   int next_forward_ = 0;
   int issued_ = -1;                ///< communication that is not awaited
+  int sent_ = -1;                  ///< send to another stage that is not awaited
   std::vector<int> weight_grads_;  ///< ops that still owe theirs
   int next_backward_ = static_cast<int>(graph_.ops.size());
 };

@@ -30,7 +30,7 @@ class Appender {
     for (int s : op.creates) state_.storage[s] = created_state(s);
     ++state_.next_op;
     if (op.stream == Stream::kComm) {
-      state_.issued = i;
+      (op.kind == OpKind::kStageSend ? state_.sent : state_.issued) = i;
       return state_.next_op == ops ? -1 : -2;
     }
     retire_after_forward(i);
@@ -42,17 +42,12 @@ class Appender {
     return state_.next_op == ops ? -1 : -2;
   }
 
-  // The end of the communication under way, and of what only it still needed.
-  void end() {
-    if (state_.issued < 0) return;
-    const int i = std::exchange(state_.issued, -1);
-    if (state_.in_backward) {
-      add(ActionKind::kBackwardEnd, i);
-      retire_after_backward(i);
-    } else {
-      add(ActionKind::kForwardEnd, i);
-      retire_after_forward(i);
-    }
+  // The end of the communication whose result comes next, and of what only it still needed.
+  void end() { end(std::exchange(state_.issued, -1), state_.in_backward); }
+
+  void end_send() {
+    const int i = std::exchange(state_.sent, -1);
+    end(i, i >= 0 && graph_.ops[i].kind == OpKind::kStageRecv);
   }
 
   void demote() {
@@ -87,7 +82,10 @@ class Appender {
     }
     if (deferred) state_.weight_grads.push_back(i);
     state_.next_backward = backward_op_below(i);
-    if (op.stream == Stream::kComm) {
+    if (op.kind == OpKind::kStageRecv) {
+      BGL_CHECK(state_.sent < 0, "the send of the forward is not awaited");
+      state_.sent = i;
+    } else if (op.stream == Stream::kComm) {
       state_.issued = i;
     } else {
       retire_after_backward(i);
@@ -123,6 +121,12 @@ class Appender {
   }
 
  private:
+  void end(int i, bool backward) {
+    if (i < 0) return;
+    add(backward ? ActionKind::kBackwardEnd : ActionKind::kForwardEnd, i);
+    backward ? retire_after_backward(i) : retire_after_forward(i);
+  }
+
   void add(ActionKind kind, int id) { timeline_.push_back({kind, id}); }
 
   StorageFate created_state(int s) const {
@@ -184,7 +188,8 @@ class Appender {
     StorageFate& fate = state_.storage[s];
     if (fate == StorageFate::kGone || fate == StorageFate::kAbsent) return;
     const int last = graph_.last_backward_read[s];
-    if (last <= state_.next_backward || last == state_.issued) return;
+    const bool in_use = last == state_.issued || (last == state_.sent && state_.in_backward);
+    if (last <= state_.next_backward || in_use) return;
     for (int i : state_.weight_grads) {
       const OpSpec& op = graph_.ops[i];
       if (std::find(op.wgrad_saved.begin(), op.wgrad_saved.end(), s) != op.wgrad_saved.end() ||
@@ -405,7 +410,7 @@ int append_forward(const Graph& graph, const Plan& plan, MicrobatchState& state,
   for (;;) {
     const int reached = appender.forward_op();
     if (reached == -2) continue;
-    if (reached == -1) appender.end();
+    if (reached == -1) appender.end_send();
     return reached;
   }
 }
@@ -426,7 +431,7 @@ void append_weight_grad(const Graph& graph, MicrobatchState& state, Timeline& ti
 }
 
 void append_end(const Graph& graph, const Plan& plan, MicrobatchState& state, Timeline& timeline) {
-  Appender(graph, plan, state, timeline).end();
+  Appender(graph, plan, state, timeline).end_send();
 }
 
 void append_drains(const Graph& graph, const Plan& plan, MicrobatchState& state,
@@ -452,10 +457,11 @@ void append_demotions(const Graph& graph, const Plan& plan, MicrobatchState& sta
 void append_backward(const Graph& graph, const Plan& plan, MicrobatchState& state,
                      Timeline& timeline) {
   Appender appender(graph, plan, state, timeline);
+  appender.end_send();
   do {
     appender.backward_op(/*split=*/false);
   } while (!state.backward_done());
-  appender.end();
+  appender.end_send();
 }
 
 void keep_past_choices(const Graph& graph, const MicrobatchState& state, Plan& plan) {

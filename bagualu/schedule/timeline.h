@@ -115,7 +115,8 @@ struct MicrobatchState {
   int next_backward = -1;  ///< backward op whose turn it is; -1: before backward, or through
   bool in_backward = false;
   bool backward_begun = false;  ///< beyond a receive that was posted early
-  int issued = -1;              ///< communication op that was issued and not awaited
+  int issued = -1;  ///< communication op whose result the next op waits for; -1: none
+  int sent = -1;    ///< send to another stage, of either direction, that is not awaited
   /// Ops whose weight gradient is still to come, oldest first.
   std::vector<int> weight_grads;
 
@@ -150,8 +151,8 @@ void append_backward_op(const Graph& graph, const Plan& plan, bool split, Microb
 /// Appends the oldest weight gradient that is still to come.
 void append_weight_grad(const Graph& graph, MicrobatchState& state, Timeline& timeline);
 
-/// Appends the end of the communication that was issued, if there is one: of a send, whose output
-/// nothing follows in its own micro-batch.
+/// Appends the end of the send to another stage that is under way, if there is one. Nothing in its
+/// own micro-batch waits for it.
 void append_end(const Graph& graph, const Plan& plan, MicrobatchState& state, Timeline& timeline);
 
 /// Between forward and backward: appends the drains of offloads that are still under way.
