@@ -4,9 +4,8 @@
 #include <array>
 
 #include "bagualu/base/error.h"
-#include "bagualu/schedule/dual_batch_bounds.h"
-#include "bagualu/schedule/dual_batch_greedy.h"
 #include "bagualu/schedule/dual_batch_issue.h"
+#include "bagualu/schedule/dual_batch_solver.h"
 
 namespace bagualu {
 namespace {
@@ -182,13 +181,7 @@ std::vector<ScheduleItem> sequential_order(const DualBatchInstance& instance) {
 
 DualBatchReplay replay(const DualBatchInstance& instance, const std::vector<ScheduleItem>& order) {
   IssueState state;
-  state.reset(instance);
-  for (const ScheduleItem& item : order) {
-    BGL_CHECK(state.can_issue(item.kind) && state.next(item.kind) == item.index,
-              static_cast<int>(item.kind), item.index);
-    state.issue(item.kind);
-  }
-  BGL_CHECK(state.done(), order.size());
+  issue_all(instance, order, state);
   const auto copy = [](std::span<const TimeSpan> spans) {
     return std::vector<TimeSpan>(spans.begin(), spans.end());
   };
@@ -201,20 +194,9 @@ DualBatchReplay replay(const DualBatchInstance& instance, const std::vector<Sche
           state.makespan_ns()};
 }
 
-DualBatchSchedule solve(const DualBatchInstance& instance, const SolveOptions& /*options*/) {
-  check_instance(instance);
-  DualBatchSchedule best;
-  best.order = fixed_order(instance);
-  best.makespan_ns = replay(instance, best.order).makespan_ns;
-  best.bound_ns = lower_bound_ns(instance);
-  const std::vector<ScheduleItem> greedy = greedy_order(instance);
-  const int64_t greedy_ns = replay(instance, greedy).makespan_ns;
-  if (greedy_ns < best.makespan_ns) {
-    best.order = greedy;
-    best.makespan_ns = greedy_ns;
-    best.source = ScheduleSource::kGreedy;
-  }
-  return best;
+DualBatchSchedule solve(const DualBatchInstance& instance, const SolveOptions& options) {
+  DualBatchSolver solver;
+  return solver.solve(instance, options);
 }
 
 }  // namespace bagualu

@@ -172,4 +172,16 @@ void IssueState::issue(ItemKind kind) {
   run_copies_in();
 }
 
+int64_t issue_all(const DualBatchInstance& instance, const std::vector<ScheduleItem>& order,
+                  IssueState& state) {
+  state.reset(instance);
+  for (const ScheduleItem& item : order) {
+    BGL_CHECK(state.can_issue(item.kind) && state.next(item.kind) == item.index,
+              static_cast<int>(item.kind), item.index);
+    state.issue(item.kind);
+  }
+  BGL_CHECK(state.done(), order.size());
+  return state.makespan_ns();
+}
+
 }  // namespace bagualu

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -61,5 +62,10 @@ class IssueState {
   std::vector<int> released_by_;  ///< by forward operator: copy out it waits for, or -1
   std::vector<int> filled_by_;    ///< by rebuild: last copy in it waits for, or -1
 };
+
+/// Issues a whole order. Returns its makespan; `state` says when everything runs.
+/// Throws: InternalError if the order is none of this instance, see replay().
+int64_t issue_all(const DualBatchInstance& instance, const std::vector<ScheduleItem>& order,
+                  IssueState& state);
 
 }  // namespace bagualu
