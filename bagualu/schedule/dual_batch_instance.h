@@ -20,64 +20,74 @@ struct SegmentBatch {
   const MicrobatchState* state = nullptr;
 };
 
-/// Forward operators [state->next_op, end_op) of one micro-batch. A gate inside (not as the last
-/// operator) makes its router a host synchronisation, since the thread reads the counts there.
+/// Forward operators [state->next_op, end_op) of one micro-batch. A router inside (not as the last
+/// operator) becomes a host synchronisation, since the thread reads the counts there.
 struct ForwardSegment {
   SegmentBatch batch;
   int end_op = 0;
 };
 
-/// Backward operators first_op, first_op - 1, ..., last_op of one micro-batch.
-/// first_op == the number of operators - 1: the backward has not begun.
+/// Backward operators of one micro-batch, from where it stands down to last_op.
 struct BackwardSegment {
   SegmentBatch batch;
-  int first_op = -1;
   int last_op = 0;
-  bool defer_weight_grads = true;  ///< off: weight gradients count as part of their operator
+  bool split = true;  ///< off: weight gradients are part of their operator
+  bool fill = true;   ///< off: they come after the segment and are no part of it
 };
 
 struct SegmentOptions {
   int weight_lag = 2;
   int rebuild_lead = 3;
-  /// Neighbours of one chain on one stream become one item: fewer decisions, nearly equal results.
+  /// Neighbours of one chain on the compute stream become one item: fewer decisions, nearly equal
+  /// results.
   bool fuse = true;
-  /// Pins the communication: needed where the ranks of a group run the same segment, each with its
-  /// own loads.
-  bool pin_communication = true;
 };
 
 /// A dual-batch instance and which operators of the graphs its items are.
 struct DualBatchSegment {
   DualBatchInstance instance;
-  // By item, operators in the order in which they run.
+  // By item, in the order in which they run.
   std::vector<std::vector<int>> forward_ops;
   std::vector<std::vector<int>> backward_ops;
+  /// Weight gradients that the state has put off come first.
   std::vector<std::vector<int>> weight_grad_ops;
-  std::vector<std::vector<int>> rebuild_ops;  ///< operators whose forward runs again
-  /// By rebuild: the operators of its backward item that a rebuild serves, in backward order.
-  std::vector<std::vector<int>> rebuild_for;
+  std::vector<std::vector<int>> rebuild_storages;  ///< dropped storages that it brings back
 };
 
-/// Durations come from the cost tables at the loads: comm operators on the comm stream, all others
-/// on the compute stream. What the plans give up follows the timelines of schedule/timeline.h:
+/// Durations come from the cost tables at the loads: operators of Stream::kComm are communication,
+/// all others compute. What the plans give up follows the timelines of schedule/timeline.h:
 /// rebuilds are fillers, expert intermediates rebuilt in pieces and encodings are part of their
 /// operator, offloads end before the operator behind their drain starts, reloads start behind the
-/// operator after which the timeline issues them.
-/// Either side may be empty (graph == nullptr or no operators left).
-/// Ensures: check_instance() holds.
+/// operator after which the timeline issues them. Copies that are under way when the segment begins
+/// are left out. The order of communication is pinned to one that depends on the two graphs and on
+/// where both micro-batches stand, never on durations, so that ranks with other loads agree: per
+/// pair of MoE layers combine of the backward, dispatch of the forward, dispatch of the backward,
+/// combine of the forward; receives of neighbouring stages before, sends behind. Either side may be
+/// empty: graph == nullptr, or no operators left. Ensures: check_instance() holds.
 DualBatchSegment make_segment(const ForwardSegment& forward, const BackwardSegment& backward,
-                              const SegmentOptions& options);
+                              const SegmentOptions& options = {});
 
-/// One operator to issue: kForward and kBackward run (or, on the comm stream, issue) it,
-/// kWeightGrad computes its weight gradient, kRebuild rebuilds what backward operator `op` needs.
+/// One call of an appender of schedule/timeline.h: kForward and kBackward append the micro-batch's
+/// next operator, kWeightGrad its oldest weight gradient, kRebuild makes a storage again.
 struct SegmentStep {
   ItemKind kind = ItemKind::kForward;
-  int op = -1;
+  int id = -1;  ///< operator; kRebuild: storage
   bool operator==(const SegmentStep&) const = default;
 };
 
-/// The operators of an order, one by one. Requires: replay(segment.instance, order) accepts it.
+/// The steps of an order, one by one. A rebuild whose turn is just before its operator is one too.
+/// Requires: replay(segment.instance, order) accepts it.
 std::vector<SegmentStep> segment_steps(const DualBatchSegment& segment,
                                        const std::vector<ScheduleItem>& order);
+
+/// Share of an operator's backward that is its weight gradient: both gradients of a matrix product
+/// are products of the same size.
+int64_t weight_grad_ns(const CostTable& cost, const Graph& graph, int op, const LayerLoad& load);
+
+/// The same order with every communication issued as soon as its chain, the communicator and the
+/// windows allow. Ends no later; for runtimes whose issuing thread computes, and so delays whatever
+/// it issues behind a long operator.
+std::vector<ScheduleItem> communication_first(const DualBatchInstance& instance,
+                                              const std::vector<ScheduleItem>& order);
 
 }  // namespace bagualu
