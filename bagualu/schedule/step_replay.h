@@ -18,7 +18,8 @@ struct ReplayTimes {
   std::vector<int64_t> start_ns;               ///< by rank, after the first one's start
   std::vector<std::vector<int64_t>> lead_ns;   ///< between an event and the one before it
   std::vector<std::vector<int64_t>> event_ns;  ///< its own work
-  /// From when every member has issued it and the channel is free on each; equal on all members.
+  /// From when every member has issued it and the channel is free on each, until its end on this
+  /// rank.
   std::vector<std::vector<int64_t>> transfer_ns;
   std::vector<int64_t> tail_ns;  ///< by rank, from its last event to the end of its step
 };
@@ -63,7 +64,8 @@ struct StepReplay {
 /// All ranks together. A rank runs its events in order, each when the one before it and what it
 /// awaits have ended. A transfer starts when every member has issued it and, on each, the one
 /// before it on its channel has ended.
-/// Throws:  InternalError naming each waiting rank's event and transfer if they wait for each other:
+/// Throws:  InternalError naming each waiting rank's event and transfer if they wait for each
+/// other:
 ///          members that issue their transfers in different orders.
 /// Cost:    O((events + transfers) * ranks)
 StepReplay replay_step(const std::vector<RankStep>& ranks, const ReplayTimes& times);
