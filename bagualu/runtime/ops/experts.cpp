@@ -35,4 +35,21 @@ void experts_backward_piece(const at::Tensor& dout, const at::Tensor& rows, cons
   linear_backward_input(grads.d_fc1, w1, grads.d_rows, /*accumulate=*/false);
 }
 
+void experts_input_grad_piece(const at::Tensor& dout, const at::Tensor& probs,
+                              const at::Tensor& fc1_out, const at::Tensor& w1, const at::Tensor& w2,
+                              ExpertGradients& grads) {
+  if (dout.size(0) == 0) return;
+  linear_backward_input(dout, w2, grads.d_act, /*accumulate=*/false);
+  swiglu_backward(grads.d_act, fc1_out, probs, grads.d_fc1, grads.d_probs);
+  linear_backward_input(grads.d_fc1, w1, grads.d_rows, /*accumulate=*/false);
+}
+
+void experts_weight_grad_piece(const at::Tensor& dout, const at::Tensor& rows,
+                               const at::Tensor& act_out, const at::Tensor& d_fc1, at::Tensor& dw1,
+                               at::Tensor& dw2) {
+  if (dout.size(0) == 0) return;
+  linear_backward_weight(dout, act_out, dw2);
+  linear_backward_weight(d_fc1, rows, dw1);
+}
+
 }  // namespace bagualu::ops

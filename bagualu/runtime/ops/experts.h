@@ -33,4 +33,17 @@ void experts_backward_piece(const at::Tensor& dout, const at::Tensor& rows, cons
                             const at::Tensor& fc1_out, const at::Tensor& act_out,
                             const at::Tensor& w1, const at::Tensor& w2, ExpertGradients& grads);
 
+/// The same in two parts, with the same bits: first the gradient of the piece's input. dw1 and dw2
+/// are not touched (and may be undefined); dout and d_fc1 must be kept for the second part, so
+/// d_fc1 and d_rows alias neither fc1_out nor dout if those are still needed.
+void experts_input_grad_piece(const at::Tensor& dout, const at::Tensor& probs,
+                              const at::Tensor& fc1_out, const at::Tensor& w1, const at::Tensor& w2,
+                              ExpertGradients& grads);
+
+/// Then, any time later, the weights': dw2 += dout^T act_out, dw1 += d_fc1^T rows.
+/// Workspace: experts_backward_piece_workspace_bytes.
+void experts_weight_grad_piece(const at::Tensor& dout, const at::Tensor& rows,
+                               const at::Tensor& act_out, const at::Tensor& d_fc1, at::Tensor& dw1,
+                               at::Tensor& dw2);
+
 }  // namespace bagualu::ops

@@ -93,6 +93,68 @@ int64_t expected_backward(const OpSpec& op, const Case& c) {
   }
 }
 
+// The weight gradient alone, and what is left of the backward without it.
+int64_t expected_weight_gradient(const OpSpec& op, const Case& c) {
+  const ModelSpec& s = c.spec;
+  const Dtype dtype = c.options.dtype;
+  const int64_t tokens = c.options.micro_batch_size * c.options.seq;
+  const auto weight = [&](int64_t out, int64_t in) {
+    return ops::linear_backward_weight_workspace_bytes(out, in, dtype);
+  };
+  switch (op.kind) {
+    case OpKind::kQkv:
+      return weight(s.qkv_width(), s.hidden);
+    case OpKind::kAttnProj:
+      return weight(s.hidden, s.q_width());
+    case OpKind::kRouter:
+      return ops::router_backward_workspace_bytes(tokens, s.hidden, s.experts, dtype);
+    case OpKind::kExperts:
+      return ops::experts_backward_piece_workspace_bytes(s.hidden, s.expert_ffn, dtype);
+    case OpKind::kSharedFc1:
+      return weight(2 * s.shared_ffn, s.hidden);
+    case OpKind::kSharedFc2:
+      return weight(s.hidden, s.shared_ffn);
+    case OpKind::kMlpFc1:
+      return weight(2 * s.dense_ffn, s.hidden);
+    case OpKind::kMlpFc2:
+      return weight(s.hidden, s.dense_ffn);
+    default:
+      return -1;
+  }
+}
+
+int64_t expected_input_gradient(const OpSpec& op, const Case& c) {
+  const int64_t elem = ops::element_bytes(c.options.dtype);
+  const int64_t tokens = c.options.micro_batch_size * c.options.seq;
+  const int64_t p = c.load.piece_rows;
+  switch (op.kind) {
+    case OpKind::kRouter:
+      return ops::router_input_grad_workspace_bytes(tokens, c.spec.experts, c.options.dtype);
+    case OpKind::kExperts:  // the gradients of fc1's output and of the rows are storages
+      return storage_bytes(p * c.spec.hidden * elem) + storage_bytes(p * c.spec.expert_ffn * elem) +
+             storage_bytes(p * 4);
+    default:
+      return 0;
+  }
+}
+
+TEST(GraphWorkspace, OfSplitBackwardsAgreesWithTheOperators) {
+  int compared = 0;
+  for (Case c : cases()) {
+    c.options.split_weight_grads = true;
+    const Graph graph = build_native_graph(c.spec, c.options);
+    for (const OpSpec& op : graph.ops) {
+      if (!op.has_wgrad) continue;
+      EXPECT_EQ(op.wgrad_workspace.eval(graph.tokens, c.load), expected_weight_gradient(op, c))
+          << op.name;
+      EXPECT_EQ(op.input_grad_workspace.eval(graph.tokens, c.load), expected_input_gradient(op, c))
+          << op.name;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 1000);
+}
+
 TEST(GraphWorkspace, AgreesWithTheOperators) {
   int compared = 0;
   for (const Case& c : cases()) {

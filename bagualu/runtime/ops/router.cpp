@@ -232,12 +232,13 @@ RouterLosses router_forward(const at::Tensor& x, const at::Tensor& w,
   return router_select(logits, selection_bias, options, ids_given, topk_ids, topk_probs);
 }
 
-void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
-                     const at::Tensor& x, const at::Tensor& w, const RouterOptions& options,
-                     double loss_scale, at::Tensor& logits, at::Tensor& dx, at::Tensor& dw) {
+namespace {
+
+// Overwrites the logits with their gradient.
+void logits_gradient(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
+                     const RouterOptions& options, double loss_scale, at::Tensor& logits) {
   const RouterShape shape = checked_shape(logits, options, topk_ids, d_topk_probs);
   const int64_t tokens = logits.size(0);
-  if (tokens == 0) return;
   const std::vector<float> aux =
       aux_slopes(topk_ids, shape.experts, tokens, options.aux_loss_coef * loss_scale);
   const LossSlopes slopes{aux.data(), static_cast<float>(2 * options.z_loss_coef * loss_scale /
@@ -253,15 +254,39 @@ void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
     const at::Tensor aux_row = at::tensor(aux, at::kFloat).to(logits.device());
     detail::router_gradient_aten(d_topk_probs, topk_ids, aux_row, slopes.z, options, logits);
   }
-  if (x.scalar_type() == at::kFloat) {
-    linear_backward_input(logits, w, dx, /*accumulate=*/true);
-    linear_backward_weight(logits, x, dw);
-    return;
-  }
-  const at::Tensor rounded = at::empty(logits.sizes(), x.options());
-  rounded.copy_(logits);
-  linear_backward_input(rounded, w, dx, /*accumulate=*/true);
-  linear_backward_weight(rounded, x, dw);
+}
+
+// The logits' gradient at the precision of `like`: itself, or a rounded copy.
+at::Tensor rounded_as(const at::Tensor& d_logits, const at::Tensor& like) {
+  if (like.scalar_type() == at::kFloat) return d_logits;
+  at::Tensor rounded = at::empty(d_logits.sizes(), like.options());
+  rounded.copy_(d_logits);
+  return rounded;
+}
+
+}  // namespace
+
+void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
+                     const at::Tensor& x, const at::Tensor& w, const RouterOptions& options,
+                     double loss_scale, at::Tensor& logits, at::Tensor& dx, at::Tensor& dw) {
+  if (logits.size(0) == 0) return;
+  logits_gradient(d_topk_probs, topk_ids, options, loss_scale, logits);
+  const at::Tensor gradient = rounded_as(logits, x);
+  linear_backward_input(gradient, w, dx, /*accumulate=*/true);
+  linear_backward_weight(gradient, x, dw);
+}
+
+void router_input_grad(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
+                       const at::Tensor& w, const RouterOptions& options, double loss_scale,
+                       at::Tensor& logits, at::Tensor& dx) {
+  if (logits.size(0) == 0) return;
+  logits_gradient(d_topk_probs, topk_ids, options, loss_scale, logits);
+  linear_backward_input(rounded_as(logits, dx), w, dx, /*accumulate=*/true);
+}
+
+void router_weight_grad(const at::Tensor& d_logits, const at::Tensor& x, at::Tensor& dw) {
+  if (d_logits.size(0) == 0) return;
+  linear_backward_weight(rounded_as(d_logits, x), x, dw);
 }
 
 namespace detail {

@@ -48,6 +48,14 @@ void router_backward(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
                      const at::Tensor& x, const at::Tensor& w, const RouterOptions& options,
                      double loss_scale, at::Tensor& logits, at::Tensor& dx, at::Tensor& dw);
 
+/// The same in two parts, with the same bits: first dx, and the logits' gradient in their place ...
+/// Workspace: router_input_grad_workspace_bytes (0 in fp32).
+void router_input_grad(const at::Tensor& d_topk_probs, const at::Tensor& topk_ids,
+                       const at::Tensor& w, const RouterOptions& options, double loss_scale,
+                       at::Tensor& logits, at::Tensor& dx);
+/// ... then, any time later, dw from that gradient. Workspace: router_backward_workspace_bytes.
+void router_weight_grad(const at::Tensor& d_logits, const at::Tensor& x, at::Tensor& dw);
+
 namespace detail {
 /// The same on ATen calls alone.
 RouterLosses router_select_aten(const at::Tensor& logits, const at::Tensor& selection_bias,

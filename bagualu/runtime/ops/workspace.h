@@ -55,6 +55,11 @@ constexpr int64_t router_backward_workspace_bytes(int64_t tokens, int64_t hidden
          linear_backward_weight_workspace_bytes(experts, hidden, dtype);
 }
 
+/// Split backward: the rounded gradient of the logits alone.
+constexpr int64_t router_input_grad_workspace_bytes(int64_t tokens, int64_t experts, Dtype dtype) {
+  return dtype == Dtype::kFp32 ? 0 : storage_bytes(tokens * experts * 2);
+}
+
 constexpr int64_t squared_norm_workspace_bytes(int64_t elements) {
   return storage_bytes((elements + kNormBlockElements - 1) / kNormBlockElements * 8);
 }

@@ -100,6 +100,14 @@ TEST_P(Workspace, ExpertPieces) {
     EXPECT_EQ(experts_backward_piece_workspace_bytes(kHidden, kFfn, dtype_),
               peak_workspace_bytes(
                   [&] { experts_backward_piece(out, x, probs, fc1, act, w1, w2, grads); }));
+    ExpertGradients parts{
+        at::empty_like(act), at::empty_like(fc1), at::empty_like(x), at::empty({rows}), {}, {}};
+    EXPECT_EQ(
+        0, peak_workspace_bytes([&] { experts_input_grad_piece(out, probs, fc1, w1, w2, parts); }));
+    EXPECT_EQ(experts_backward_piece_workspace_bytes(kHidden, kFfn, dtype_),
+              peak_workspace_bytes([&] {
+                experts_weight_grad_piece(out, x, act, parts.d_fc1, grads.dw1, grads.dw2);
+              }));
   });
 }
 
@@ -116,6 +124,11 @@ TEST_P(Workspace, Router) {
     EXPECT_EQ(router_backward_workspace_bytes(rows, kHidden, kExperts, dtype_),
               peak_workspace_bytes(
                   [&] { router_backward(probs, ids, x, w, options, 1.0, logits, x, dw); }));
+    EXPECT_EQ(router_input_grad_workspace_bytes(rows, kExperts, dtype_), peak_workspace_bytes([&] {
+                router_input_grad(probs, ids, w, options, 1.0, logits, x);
+              }));
+    EXPECT_EQ(router_backward_workspace_bytes(rows, kHidden, kExperts, dtype_),
+              peak_workspace_bytes([&] { router_weight_grad(logits, x, dw); }));
   });
 }
 
