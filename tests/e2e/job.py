@@ -41,28 +41,46 @@ class Rank:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.runtime = load_runtime()
         self.runtime.arena_install(0)
+        self._groups: dict = {}
 
-    def trainer(self, ep_size: int, model=MODEL, **options):
-        """A trainer without a budget; options as bagualu._runtime.Trainer takes them."""
+    def groups(self, layout):
+        """Names of this rank's groups; all ranks of the job call this in the same order."""
         import torch.distributed as dist
 
-        def group(members):
-            found = ""
-            for ranks in members:
-                if len(ranks) > 1:  # every rank makes every group, in the same order
-                    made = dist.new_group(ranks)
-                    found = made.group_name if self.rank in ranks else found
-            return found
+        from bagualu.distributed import Groups, group_members
 
-        starts = range(0, self.world, ep_size)
-        defaults = {"rank": self.rank, "world_size": self.world, "ep_size": ep_size,
+        names = {}
+        for kind, members in group_members(layout).items():
+            for ranks in members:
+                if len(ranks) > 1:
+                    key = (kind, tuple(ranks))
+                    if key not in self._groups:
+                        self._groups[key] = dist.new_group(ranks)
+                    if self.rank in ranks:
+                        names[kind] = self._groups[key].group_name
+        return Groups(**names)
+
+    def trainer(self, ep_size: int, model=MODEL, world=None, **options):
+        """A trainer without a budget; options as bagualu._runtime.Trainer takes them.
+
+        world: ranks of the layout, the first of the job; None on the others.
+        """
+        from bagualu.layout import make_layout
+        from bagualu.model_spec import model_from_dict
+        from bagualu.runtime_module import new_trainer
+
+        world = world or self.world
+        layout = make_layout(model["layers"], world, options.get("pp_size", 1), ep_size,
+                             options.get("virtual_per_rank", 1),
+                             options.get("pipeline", "1f1b"), options.get("stage_layers", ()))
+        groups = self.groups(layout)
+        if self.rank >= world:
+            return None
+        defaults = {"rank": self.rank, "world_size": world, "ep_size": ep_size,
                     "micro_batch_size": 2, "seq": 12, "microbatches": 1, "dtype": "fp32",
                     "seed": 3, "policy": "save-all", "chunk_rows": 5, "profile": None}
-        return self.runtime.Trainer(
-            json.dumps(model), json.dumps(defaults | options),
-            group([list(range(s, s + ep_size)) for s in starts]),
-            group([list(range(self.world))]),
-            group([list(range(e, self.world, ep_size)) for e in range(ep_size)]))
+        return new_trainer(self.runtime, model_from_dict(model, "model"), defaults | options,
+                           groups)
 
 
 def tokens_of(rank: int, step: int, microbatches: int = 1):
