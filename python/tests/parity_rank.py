@@ -1,6 +1,6 @@
 """One rank of test_parity: one step on its share of the tokens, gradients to a file.
 
-Arguments: folder with model and tokens, rank, ranks, ep_size.
+Arguments: folder with model and tokens, rank, JSON of the layout.
 """
 
 import json
@@ -11,28 +11,43 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from bagualu.distributed import Groups, group_members
 from bagualu.hf import Shard, TensorFolder
-from bagualu.layout import make_layout
+from bagualu.layout import Layout
 from bagualu.model_spec import model_from_file
-from bagualu.runtime_module import load_runtime
+from bagualu.runtime_module import load_runtime, new_trainer
+
+MICRO_BATCH = 2
 
 
-def main(folder, rank, ranks, ep_size):
+def groups_of(layout, rank):
+    names = {}
+    for kind, members in group_members(layout).items():
+        for ranks in members:
+            if len(ranks) > 1:
+                group = dist.new_group(ranks)
+                if rank in ranks:
+                    names[kind] = group.group_name
+    return Groups(**names)
+
+
+def main(folder, rank, layout):
     runtime = load_runtime()
     runtime.arena_install(0)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), ranks), rank=rank,
-                            world_size=ranks)
-    assert ep_size == ranks, "experts are not replicated here"
-    everyone = dist.new_group(range(ranks)).group_name
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), layout.world),
+                            rank=rank, world_size=layout.world)
     spec = model_from_file(folder / "config.json")
-    tokens = load_file(folder / "tokens.safetensors")["tokens"].chunk(ranks)[rank]
-    options = {"rank": rank, "world_size": ranks, "ep_size": ep_size, "microbatches": 1,
-               "micro_batch_size": tokens.shape[0], "seq": tokens.shape[1] - 1, "dtype": "fp32",
-               "policy": "save-all", "chunk_rows": 24}
-    trainer = runtime.Trainer(spec.to_json(), json.dumps(options), everyone, everyone, "")
-    TensorFolder(folder).copy_into(trainer.parameters(), spec, 
-                                  Shard.of(spec, make_layout(spec.layers, ranks, ep=ep_size), rank))
-    report = trainer.step(tokens.unsqueeze(0).contiguous(), 0, 0.0)
+    tokens = load_file(folder / "tokens.safetensors")["tokens"]
+    tokens = tokens.chunk(layout.dp_size)[layout.dp_rank(rank)].unflatten(0, (-1, MICRO_BATCH))
+    options = {"rank": rank, "world_size": layout.world, "ep_size": layout.ep,
+               "pp_size": layout.pp, "virtual_per_rank": layout.vpp, "pipeline": layout.pipeline,
+               "stage_layers": list(layout.stage_layers), "overlap": True,
+               "microbatches": tokens.shape[0], "micro_batch_size": MICRO_BATCH,
+               "seq": tokens.shape[2] - 1, "dtype": "fp32", "policy": "save-all", "chunk_rows": 24}
+    trainer = new_trainer(runtime, spec, options, groups_of(layout, rank))
+    TensorFolder(folder).copy_into(trainer.parameters(), spec, Shard.of(spec, layout, rank))
+    trainer.parameters_changed()
+    report = trainer.step(tokens.contiguous(), 0, 0.0)
     (folder / f"report-{rank}.json").write_text(report)
     gradients = {name: gradient.clone() for name, gradient in trainer.gradients().items()}
     save_file(gradients, folder / f"gradients-{rank}.safetensors")
@@ -42,4 +57,4 @@ def main(folder, rank, ranks, ep_size):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Layout(**json.loads(sys.argv[3])))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ if not list(Path(bagualu.__file__).parent.glob("_runtime*.so")):
 import torch
 import transformers_reference as reference
 from safetensors.torch import load_file, save_file
+
+from bagualu.layout import make_layout
 
 # Against fp64, transformers' fp32 gradients differ by up to 8.4e-6 and ours by up to 5.2e-6 (these
 # models, AMD EPYC, November 2026), so nothing much below this can be asked.
@@ -62,41 +65,57 @@ def test_eager_attention_and_accumulation_over_microbatches(tmp_path):
     compare(trainer.gradients(), wanted, report["loss"], loss.item())
 
 
-def run_ranks(folder, tokens, ranks, ep_size):
+def run_ranks(folder, tokens, layout):
     """One process per rank. Returns: reports and gradients by rank."""
     save_file({"tokens": tokens}, folder / "tokens.safetensors")
     script = Path(__file__).with_name("parity_rank.py")
     processes = [subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(rank), str(ranks), str(ep_size)],
+        [sys.executable, str(script), str(folder), str(rank), json.dumps(asdict(layout))],
         env=environment(fake=False, GLOO_SOCKET_IFNAME="lo"), stderr=subprocess.PIPE, text=True)
-        for rank in range(ranks)]
+        for rank in range(layout.world)]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=240)
             assert process.returncode == 0, errors
     finally:
         for process in processes:
             process.kill()
-    return ([json.loads((folder / f"report-{r}.json").read_text()) for r in range(ranks)],
-            [load_file(folder / f"gradients-{r}.safetensors") for r in range(ranks)])
+    return ([json.loads((folder / f"report-{r}.json").read_text()) for r in range(layout.world)],
+            [load_file(folder / f"gradients-{r}.safetensors") for r in range(layout.world)])
+
+
+def joined(gradients, layout):
+    """The whole model's, from those of all ranks; ranks with the same must agree to the bit."""
+    whole = {}
+    for pp_rank in range(layout.pp):
+        ranks = range(pp_rank * layout.dp_size, (pp_rank + 1) * layout.dp_size)
+        for key in gradients[ranks[0]]:
+            parts = [gradients[rank][key] for rank in ranks]
+            if ".expert_fc" in key:
+                whole[key] = torch.cat(parts[:layout.ep])
+            else:
+                assert all(torch.equal(parts[0], part) for part in parts), key
+                whole[key] = parts[0]
+    return whole
+
+
+LAYOUTS = [{"ep": 2}]
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense"])
-def test_expert_parallel_ranks(name, tmp_path):
+@pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
+def test_ranks(name, sizes, tmp_path):
     model = reference.make_reference(name)
     folder = reference.save(model, tmp_path / "model")
     spec = reference.spec_of(folder)
+    layout = make_layout(spec.layers, sizes.get("pp", 1) * sizes.get("ep", 1), **sizes)
     tokens = reference.random_tokens(2 * reference.BATCH)
-    reports, gradients = run_ranks(folder, tokens, ranks=2, ep_size=2)
+    reports, gradients = run_ranks(folder, tokens, layout)
     loss = reference.cross_entropy(model, tokens)
     loss.backward()
-    whole = {key: torch.cat([rank[key] for rank in gradients])
-             if ".expert_fc" in key else gradients[0][key] for key in gradients[0]}
+    whole = joined(gradients, layout)
     wanted = reference.reference_gradients(model, tmp_path / "gradients", spec, whole)
-    for key in whole:
-        if ".expert_fc" not in key:  # ranks must agree to the bit, or they drift apart
-            assert torch.equal(gradients[0][key], gradients[1][key]), key
-    assert reports[0]["loss"] == reports[1]["loss"]
+    assert len({report["loss"] for report in reports}) == 1
     compare(whole, wanted, reports[0]["loss"], loss.item())
 
 
