@@ -138,14 +138,10 @@ def _check_stages(layout: Layout, given: bool, spec: ModelSpec) -> None:
                 "--stages says other counts")
 
 
-def _check_order(args: argparse.Namespace, layout: Layout) -> None:
+def _check_order(layout: Layout) -> None:
     if layout.pipeline == "interleaved":
         if layout.vpp < 2:
             _refuse("--vpp", layout.vpp, "at least 2 with --pipeline interleaved")
-        count = args.micro_batches
-        if count > layout.pp and count % layout.pp:
-            _refuse("--micro-batches", count, f"a multiple of --pp ({layout.pp}), or fewer, with "
-                    "--pipeline interleaved")
     elif layout.vpp > 1:
         always = "; dualpipe-v always has 2 stages per rank" if layout.pipeline in V_SHAPED else ""
         _refuse("--vpp", f"{layout.vpp} with --pipeline {layout.pipeline}",
@@ -167,6 +163,6 @@ def resolve(args: argparse.Namespace, spec: ModelSpec, world: int) -> Layout:
         _refuse("--ep", args.ep, f"a divisor of the {spec.experts} experts")
     layout = make_layout(spec.layers, world, args.pp, args.ep, args.vpp, args.pipeline,
                          args.stages or ())
-    _check_order(args, layout)
+    _check_order(layout)
     _check_stages(layout, bool(args.stages), spec)
     return layout

@@ -86,8 +86,6 @@ REFUSED = [
      "--vpp: found 2 with --pipeline zb-h1; allowed 1, or --pipeline interleaved"),
     (["--pp", "1", "--vpp", "2", "--pipeline", "dualpipe-v"], "always has 2 stages per rank"),
     (["--pp", "2", "--pipeline", "interleaved"], "--vpp: found 1; allowed at least 2"),
-    (["--pp", "2", "--vpp", "2", "--micro-batches", "3"],
-     "--micro-batches: found 3; allowed a multiple of --pp (2), or fewer"),
     (["--pipeline", "gpipe"], "--pipeline: found 'gpipe'; allowed 1f1b, interleaved, zb-h1"),
     (["--overlap", "yes"], "--overlap: found 'yes'; allowed on, off"),
     (["--slow-link", "50MB/s"], "--slow-link: found one expert-parallel rank"),
