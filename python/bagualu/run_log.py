@@ -131,13 +131,14 @@ def step_record(step: int, answers: list[dict[str, Any]], lr: float, domains: li
                 tokens: int, step_ns: int) -> dict[str, Any]:
     """The "step" line. answers: Trainer.step's, by rank."""
     first = answers[0]
+    # A rank knows the imbalance of its own stages' layers; the others' are 1.
+    imbalance = [max(layer) for layer in zip(*(answer["imbalance"] for answer in answers))]
     ranks = [{key: value for key, value in answer.items() if key not in _GLOBAL_KEYS}
              for answer in answers]
     return {"step": step, "loss": first["loss"], "lr": lr, "grad_norm": first["grad_norm"],
             "aux_loss": first["aux_loss"], "z_loss": first["z_loss"], "domain": domains,
             "tokens": tokens, "step_ns": step_ns, "tokens_per_s": tokens * 1e9 / step_ns,
-            "imbalance": first["imbalance"],
-            "spike": any(x > SPIKE_IMBALANCE for x in first["imbalance"]),
+            "imbalance": imbalance, "spike": any(x > SPIKE_IMBALANCE for x in imbalance),
             "repeated": first.get("repeated", False), "ranks": ranks}
 
 
