@@ -48,7 +48,7 @@ def is_expected(error: BaseException) -> bool:
 
 def is_echo(error: BaseException) -> bool:
     """A collective failed: mostly because another rank ended."""
-    return _is(error, "PeerLost") or _is(error, "DistError")
+    return any(_is(error, name) for name in ("PeerLost", "DeadlineExceeded", "DistError"))
 
 
 def note_of(error: BaseException, rank: int, step: int | None) -> FailureNote:

@@ -156,9 +156,6 @@ def _check_layout(args: argparse.Namespace, spec: ModelSpec, world: int) -> Layo
     layout = resolve(args, spec, world)
     if args.slow_link and args.ep == 1:
         raise InvalidInput(WHERE, "--slow-link", "one expert-parallel rank", "--ep above 1")
-    if args.plan and layout.stages > 1:
-        raise InvalidInput(WHERE, "--plan", f"{layout.stages} stages",
-                           "one stage: a plan names the units of one graph")
     for spike in args.spike:
         if spike.factor > args.ep:
             raise InvalidInput(WHERE, "--spike", f"factor {spike.factor:g}",

@@ -303,6 +303,9 @@ def _label(logs: list[RunLog]) -> None:
     for log in logs:
         same = [other for other in logs if other.run["policy"] == log.run["policy"]]
         log.label = log.run["policy"]
+        if len({bool(other.run.get("slow_link")) for other in same}) > 1:
+            log.label += ", slow link" if log.run.get("slow_link") else ""
+            same = [o for o in same if bool(o.run.get("slow_link")) == bool(log.run.get("slow_link"))]
         if len({other.run.get("overlap") for other in same}) > 1:
             log.label += f", overlap {'on' if log.run.get('overlap') else 'off'}"
     for name in {log.label for log in logs}:

@@ -93,7 +93,6 @@ REFUSED = [
     (["--ep", "2", "--slow-link", "50MB/s,200"], "--slow-link: found '50MB/s,200'"),
     (["--ep", "2", "--slow-link", "0KB/s"], "--slow-link: found '0KB/s'"),
     (["--deadline", "0"], "--deadline: found '0'"),
-    (["--pp", "2", "--plan", "p.json", "--policy", "static"], "--plan: found 2 stages"),
     (["--trace-step", "3"], "--trace-step: found no --log"),
     (["--trace-step", "-1", "--log", "x"], "--trace-step"),
 ]
