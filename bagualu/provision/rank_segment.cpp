@@ -1,6 +1,8 @@
 #include "bagualu/provision/rank_segment.h"
 
-#include <utility>
+#include <algorithm>
+
+#include "bagualu/schedule/dual_batch_instance.h"
 
 namespace bagualu {
 
@@ -14,51 +16,92 @@ int backward_stop(const Graph& backward, int gate, int next_backward) {
   return 0;
 }
 
+namespace {
+
+// The gate that a forward reaches next, -1 if none.
+int next_gate(const Graph& graph, const MicrobatchState& state) {
+  for (size_t g = 0; g < graph.gates.size(); ++g) {
+    if (graph.gates[g].op >= state.next_op) return static_cast<int>(g);
+  }
+  return -1;
+}
+
+// Appends a segment's steps, each for the micro-batch that it belongs to.
+class Writer {
+ public:
+  Writer(const SegmentSide& forward, const Plan& plan, const SegmentSide& backward, bool split,
+         OverlappedSegment& segment)
+      : forward_(forward), plan_(plan), backward_(backward), split_(split), segment_(segment) {}
+
+  void demotions() {
+    append_demotions(*forward_.graph, plan_, segment_.forward, timeline_);
+    keep(forward_);
+  }
+
+  void step(const SegmentStep& step) {
+    MicrobatchState& state = segment_.backward;
+    const Plan& plan = backward_.flight->plan;
+    switch (step.kind) {
+      case ItemKind::kForward:
+        append_forward_op(*forward_.graph, plan_, segment_.forward, timeline_);
+        return keep(forward_);
+      case ItemKind::kBackward:
+        append_backward_op(*backward_.graph, plan, split_, state, timeline_);
+        break;
+      case ItemKind::kWeightGrad:
+        append_weight_grad(*backward_.graph, state, timeline_);
+        break;
+      case ItemKind::kRebuild:
+        append_rebuild(*backward_.graph, plan, step.id, state, timeline_);
+        break;
+    }
+    keep(backward_);
+  }
+
+ private:
+  void keep(const SegmentSide& side) {
+    for (const Action& action : timeline_) {
+      segment_.actions.push_back({side.flight->slot, action});
+    }
+    timeline_.clear();
+  }
+
+  const SegmentSide& forward_;
+  const Plan& plan_;
+  const SegmentSide& backward_;
+  const bool split_;
+  OverlappedSegment& segment_;
+  Timeline timeline_;
+};
+
+}  // namespace
+
 OverlappedSegment overlapped_segment(const SegmentSide& forward, const Plan& plan,
                                      const SegmentSide& backward, WeightGrads weight_grads,
-                                     const OrderSolver& /*solver*/) {
+                                     const OrderSolver& solver) {
   OverlappedSegment segment;
   segment.forward = forward.flight->state;
   segment.backward = backward.flight->state;
-  Timeline timeline;
-  const auto emit = [&](const SegmentSide& side) {
-    for (const Action& action : timeline) segment.actions.push_back({side.flight->slot, action});
-    timeline.clear();
-  };
-  append_demotions(*forward.graph, plan, segment.forward, timeline);
-  emit(forward);
-  int end = 0, gate = -1;
-  for (size_t g = 0; g < forward.graph->gates.size(); ++g) {
-    if (forward.graph->gates[g].op >= segment.forward.next_op) {
-      gate = static_cast<int>(g);
-      end = forward.graph->gates[g].op + 1;
-      break;
-    }
-  }
-  if (gate < 0) end = static_cast<int>(forward.graph->ops.size());
-  if (!segment.backward.in_backward) segment.backward.next_backward = -1;
-  const auto next_backward = [&] {
-    return segment.backward.in_backward ? segment.backward.next_backward
-                                        : static_cast<int>(backward.graph->ops.size()) - 1;
-  };
-  const int stop = backward_stop(*backward.graph, gate, next_backward());
   const bool split = weight_grads != WeightGrads::kWithInput;
-  while (segment.forward.next_op < end ||
-         (!segment.backward.backward_done() && next_backward() >= stop)) {
-    if (!segment.backward.backward_done() && next_backward() >= stop) {
-      append_backward_op(*backward.graph, backward.flight->plan, split, segment.backward, timeline);
-      emit(backward);
-    }
-    if (segment.forward.next_op < end) {
-      append_forward_op(*forward.graph, plan, segment.forward, timeline);
-      emit(forward);
-    }
-    if (weight_grads == WeightGrads::kFill && segment.backward.weight_grads.size() > 1) {
-      append_weight_grad(*backward.graph, segment.backward, timeline);
-      emit(backward);
-    }
-  }
-  segment.gate = gate;
+  Writer writer(forward, plan, backward, split, segment);
+  writer.demotions();
+  segment.gate = next_gate(*forward.graph, segment.forward);
+  const auto ops = [](const Graph& graph) { return static_cast<int>(graph.ops.size()); };
+  const int end_op = segment.gate < 0
+                         ? ops(*forward.graph)
+                         : forward.graph->gates[static_cast<size_t>(segment.gate)].op + 1;
+  const int next_backward =
+      segment.backward.in_backward ? segment.backward.next_backward : ops(*backward.graph) - 1;
+  const Flight& of = *forward.flight;
+  const Flight& beside = *backward.flight;
+  const DualBatchSegment both =
+      make_segment({{forward.graph, forward.cost, &of.loads, &plan, &segment.forward}, end_op},
+                   {{backward.graph, backward.cost, &beside.loads, &beside.plan, &segment.backward},
+                    backward_stop(*backward.graph, segment.gate, next_backward),
+                    split,
+                    weight_grads == WeightGrads::kFill});
+  const std::vector<ScheduleItem> order = communication_first(both.instance, solver(both.instance));
+  for (const SegmentStep& step : segment_steps(both, order)) writer.step(step);
   return segment;
 }
 
