@@ -26,11 +26,11 @@ py::dict to_dict(const ModelState::NamedTensors& tensors) {
 // A Trainer with the calling conventions of Python: text in and out, the interpreter released.
 class PyTrainer {
  public:
-  PyTrainer(const std::string& spec, const std::string& options, const std::string& ep,
-            const std::string& dp, const std::string& edp)
+  PyTrainer(const std::string& spec, const std::string& options, const std::string& groups)
       : spec_(model_from_json(parse(spec, "model"), "model")),
         trainer_(std::make_unique<Trainer>(
-            spec_, TrainerOptions::from_json(parse(options, "options"), "options"), ep, dp, edp)) {}
+            spec_, TrainerOptions::from_json(parse(options, "options"), "options"),
+            TrainerGroups::from_json(parse(groups, "groups"), "groups"))) {}
 
   std::string step(const at::Tensor& tokens, int64_t step, double lr, const std::string& extras) {
     StepInput input;
@@ -57,14 +57,14 @@ void raise(py::handle type, const char* text, Fill&& fill) {
 }
 
 void register_errors(py::module_& m) {
-  static py::object invalid_input =
-      py::reinterpret_borrow<py::object>(py::exception<InvalidInput>(m, "InvalidInput", PyExc_ValueError));
-  static py::object infeasible =
-      py::reinterpret_borrow<py::object>(py::exception<BudgetBelowFloor>(m, "Infeasible", PyExc_RuntimeError));
-  static py::object over_budget =
-      py::reinterpret_borrow<py::object>(py::exception<OutOfBudget>(m, "OverBudget", PyExc_MemoryError));
-  static py::object peer_lost =
-      py::reinterpret_borrow<py::object>(py::exception<PeerLost>(m, "PeerLost", PyExc_RuntimeError));
+  static py::object invalid_input = py::reinterpret_borrow<py::object>(
+      py::exception<InvalidInput>(m, "InvalidInput", PyExc_ValueError));
+  static py::object infeasible = py::reinterpret_borrow<py::object>(
+      py::exception<BudgetBelowFloor>(m, "Infeasible", PyExc_RuntimeError));
+  static py::object over_budget = py::reinterpret_borrow<py::object>(
+      py::exception<OutOfBudget>(m, "OverBudget", PyExc_MemoryError));
+  static py::object peer_lost = py::reinterpret_borrow<py::object>(
+      py::exception<PeerLost>(m, "PeerLost", PyExc_RuntimeError));
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
@@ -129,10 +129,8 @@ void register_arena(py::module_& m) {
 void register_trainer(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<PyTrainer>(m, "Trainer")
-      .def(py::init<const std::string&, const std::string&, const std::string&, const std::string&,
-                    const std::string&>(),
-           py::arg("spec_json"), py::arg("options_json"), py::arg("ep_group") = "",
-           py::arg("dp_group") = "", py::arg("edp_group") = "", released)
+      .def(py::init<const std::string&, const std::string&, const std::string&>(),
+           py::arg("spec_json"), py::arg("options_json"), py::arg("groups_json") = "{}", released)
       .def("step", &PyTrainer::step, py::arg("tokens"), py::arg("step"), py::arg("lr"),
            py::arg("extras_json") = "{}", released)
       .def(
@@ -153,27 +151,24 @@ void register_trainer(py::module_& m) {
              const TrainerOptions& o = t.trainer().options();
              t.trainer().model().init_parameters(seed, o.layout.ep_rank(o.rank));
            })
-      .def("parameters_changed",
-           [](PyTrainer& t) { t.trainer().model().refresh_working_copies(); })
+      .def("parameters_changed", [](PyTrainer& t) { t.trainer().model().refresh_working_copies(); })
       .def("plan_json", [](PyTrainer& t) { return t.trainer().plan_json().dump(); })
-      .def("units_json", [](PyTrainer& t) { return units_to_json(t.trainer().graph()).dump(); })
-      .def("floor_json",
-           [](PyTrainer& t) { return to_json(t.trainer().forecast()).dump(); })
+      .def("units_json", [](PyTrainer& t) { return units_to_json(t.trainer()).dump(); })
+      .def("floor_json", [](PyTrainer& t) { return to_json(t.trainer().forecast()).dump(); })
       .def("profile_json", [](PyTrainer& t) { return t.trainer().profile().dump(); })
       .def(
           "set_policy",
           [](PyTrainer& t, const std::string& name, const std::string& args, int64_t budget) {
-            t.trainer().set_policy(name, policy_options_from_json(parse(args, "policy_args"),
-                                                                  "policy_args"),
-                                   budget);
+            t.trainer().set_policy(
+                name, policy_options_from_json(parse(args, "policy_args"), "policy_args"), budget);
           },
           py::arg("name"), py::arg("policy_args_json") = "{}", py::arg("budget_bytes") = 0);
   m.def(
       "memory_forecast",
       [](const std::string& spec, const std::string& options) {
-        return to_json(memory_forecast(
-                           model_from_json(parse(spec, "model"), "model"),
-                           TrainerOptions::from_json(parse(options, "options"), "options")))
+        return to_json(
+                   memory_forecast(model_from_json(parse(spec, "model"), "model"),
+                                   TrainerOptions::from_json(parse(options, "options"), "options")))
             .dump();
       },
       released, "Static, floor and calm bytes of a rank, before anything is allocated.");

@@ -97,7 +97,7 @@ Json common_keys(const ModelSpec& spec, int64_t max_positions, const char* archi
           {"max_position_embeddings", max_positions},
           {"rms_norm_eps", spec.rms_eps},
           {"rope_parameters", {{"rope_theta", spec.rope_theta}, {"rope_type", "default"}}},
-          {"tie_word_embeddings", false},
+          {"tie_word_embeddings", spec.tied_embeddings},
           {"sliding_window", nullptr},
           {"attention_dropout", 0.0},
           {"num_local_experts", spec.experts},

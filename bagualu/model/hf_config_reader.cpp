@@ -26,8 +26,6 @@ std::string shown(const Json& value) {
 void refuse_for_training(HfReader& reader) {
   JsonReader& json = reader.json();
   reader.expect(json.string_or("hidden_act", "silu") == "silu", "hidden_act", "silu");
-  reader.expect(!json.boolean_or("tie_word_embeddings", false), "tie_word_embeddings",
-                "false (tied embeddings are not supported yet)");
   reader.expect(!json.boolean_or("attention_bias", false), "attention_bias",
                 "false (biases are not supported yet)");
   for (const char* key : {"attention_dropout", "router_jitter_noise"}) {

@@ -143,9 +143,19 @@ TEST(HfConfig, AcceptsAWindowThatNeverCuts) {
   EXPECT_EQ(refused_field(qwen), "");
 }
 
+TEST(HfConfig, TakesAndWritesTiedEmbeddings) {
+  for (Json object : {mixtral_json(), qwen_json()}) {
+    object["tie_word_embeddings"] = true;
+    const ModelSpec spec = model_from_hf_config(object, "config.json");
+    EXPECT_TRUE(spec.tied_embeddings);
+    EXPECT_EQ(planned_only_feature(spec), "");
+    EXPECT_EQ(to_hf_config(spec, 128).at("tie_word_embeddings"), true);
+  }
+}
+
 TEST(HfConfig, RefusesWhatWouldChangeTheMathematics) {
   const std::vector<std::pair<const char*, Json>> mixtral_cases = {
-      {"model_type", "bert"},     {"hidden_act", "gelu"},         {"tie_word_embeddings", true},
+      {"model_type", "bert"},     {"hidden_act", "gelu"},
       {"attention_bias", true},   {"attention_dropout", 0.1},     {"router_jitter_noise", 0.01},
       {"sliding_window", 1024},   {"num_hidden_layers", 0},       {"num_hidden_layers", "two"},
       {"num_attention_heads", 0}, {"num_local_experts", nullptr}, {"intermediate_size", nullptr},

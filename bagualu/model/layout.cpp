@@ -123,6 +123,12 @@ std::vector<StageSlice> rank_slices(const ModelSpec& spec, const ParallelLayout&
   return held;
 }
 
+bool shares_embedding(const ModelSpec& spec, const ParallelLayout& layout, int64_t pp_rank) {
+  const int64_t first = layout.rank_of_stage(0);
+  const int64_t last = layout.rank_of_stage(layout.stage_count() - 1);
+  return spec.tied_embeddings && first != last && (pp_rank == first || pp_rank == last);
+}
+
 StageSlice whole_model(const ModelSpec& spec) { return {0, spec.layers, true, true}; }
 
 int64_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFp32 ? 4 : 2; }

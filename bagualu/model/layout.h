@@ -80,6 +80,11 @@ std::vector<StageSlice> stage_slices(const ModelSpec& spec, const ParallelLayout
 std::vector<StageSlice> rank_slices(const ModelSpec& spec, const ParallelLayout& layout,
                                     int64_t pp_rank);
 
+/// Whether a pipeline rank is one of two that hold the embedding's matrix: embeddings are tied, and
+/// the first and the last stage lie on different ranks. After the data-parallel sum those two sum
+/// its gradient (group "embedding", one per dp_rank); in this order both copies get the same bits.
+bool shares_embedding(const ModelSpec& spec, const ParallelLayout& layout, int64_t pp_rank);
+
 /// The model in one piece.
 StageSlice whole_model(const ModelSpec& spec);
 

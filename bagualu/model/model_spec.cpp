@@ -209,12 +209,11 @@ const std::vector<std::string>& model_families() {
 }
 
 std::string planned_only_feature(const ModelSpec& spec) {
-  const std::array<std::pair<bool, const char*>, 17> features = {
+  const std::array<std::pair<bool, const char*>, 16> features = {
       {{spec.has_mla(), "latent attention (MLA)"},
        {!spec.has_moe(), "a model without experts"},
        {!spec.gated_mlp, "MLPs that are not gated"},
        {spec.layer_norm, "LayerNorm"},
-       {spec.tied_embeddings, "tied embeddings"},
        {spec.qkv_bias || spec.attn_out_bias, "biases of attention"},
        {spec.mlp_bias, "biases of MLPs"},
        {spec.router_bias, "a trained bias of the router"},

@@ -49,7 +49,7 @@ struct ModelSpec {
   int64_t qk_nope_head_dim = 0;  ///< part of head_dim without RoPE; multiple of 16
   int64_t qk_rope_head_dim = 0;  ///< part of head_dim with RoPE; multiple of 16
   int64_t v_head_dim = 0;        ///< multiple of 16
-  // Variants of planned models; the runtime trains none of them (planned_only_feature()).
+  // Variants of planned models; the runtime trains tied embeddings alone (planned_only_feature()).
   bool gated_mlp = true;         ///< false: fc1 makes one ffn width (GELU, squared ReLU), not two
   bool layer_norm = false;       ///< LayerNorm with a bias in place of RMSNorm
   bool tied_embeddings = false;  ///< the head multiplies by the embedding's matrix
@@ -106,7 +106,7 @@ Json to_json(const ModelSpec& spec);
 
 /// As read_hf_config() in hf_config.h, and a file of model_type mixtral or qwen3_moe, which the
 /// runtime trains, is refused if a key of it would change the mathematics of training and is not
-/// implemented (tied embeddings, biases, dropout of attention, windows, scaled RoPE).
+/// implemented (biases, dropout of attention, windows, scaled RoPE).
 /// The router's loss coefficient counts only with `output_router_logits: true`, as in transformers.
 ModelSpec model_from_hf_config(const Json& object, const std::string& where);
 

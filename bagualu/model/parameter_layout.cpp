@@ -86,6 +86,13 @@ void add_mlp(const ModelSpec& spec, int64_t layer, int64_t experts_local, Layout
 
 }  // namespace
 
+int64_t ParameterLayout::counted_dense_elements() const {
+  for (const Parameter& p : parameters) {
+    if (p.tied_copy) return p.offset_elements;
+  }
+  return dense_elements;
+}
+
 const Parameter& ParameterLayout::find(std::string_view name) const {
   const auto found = std::find_if(parameters.begin(), parameters.end(),
                                   [&](const Parameter& p) { return p.name == name; });

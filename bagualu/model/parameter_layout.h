@@ -44,6 +44,9 @@ struct ParameterLayout {
   int64_t group_elements(ParameterGroup group) const {
     return group == ParameterGroup::kDense ? dense_elements : expert_elements;
   }
+  /// Leading elements of the dense buffer that norms and totals of the model count on this rank:
+  /// all but a tied copy, which comes last.
+  int64_t counted_dense_elements() const;
   /// Throws:  InternalError if no parameter has this name.
   const Parameter& find(std::string_view name) const;
   bool holds(std::string_view name) const;

@@ -58,6 +58,7 @@ void add_step_tables(const ModelSpec& spec, const ParallelLayout& layout, const 
   if (held(&StageSlice::head)) table("step.targets", shape.tokens() * kInt64, slots);
   table("step.scalars", kReducedScalars * kFp64);
   table("step.tokens_per_expert", std::max<int64_t>(moe_layers, 1) * spec.experts * kFp64);
+  if (layout.pp_size > 1) table("step.pipeline_sums", (spec.layers + 1) * kFp64);
   if (layout.ep_size > 1) {
     table("step.counts_sent", layout.ep_size * spec.experts * kInt64);
     table("step.counts_received", layout.ep_size * spec.experts * kInt64);

@@ -200,11 +200,16 @@ TEST(ParameterLayout, TiedHeadIsTheEmbeddingOrACopyOfIt) {
   EXPECT_FALSE(parameter_layout(spec, 1).find("embed_tokens").tied_copy);
   const ParallelLayout two = pipeline(2, {2, 2}, PipelineKind::k1F1B);
   EXPECT_FALSE(parameter_layout(spec, 1, rank_slices(spec, two, 0)).find("embed_tokens").tied_copy);
-  EXPECT_TRUE(parameter_layout(spec, 1, rank_slices(spec, two, 1)).find("embed_tokens").tied_copy);
+  const ParameterLayout last = parameter_layout(spec, 1, rank_slices(spec, two, 1));
+  EXPECT_TRUE(last.find("embed_tokens").tied_copy);
+  EXPECT_EQ(last.counted_dense_elements(), last.dense_elements - 256 * 64);  // V h
+  EXPECT_TRUE(shares_embedding(spec, two, 0) && shares_embedding(spec, two, 1));
   // In a V rank 0 has both ends: one tensor, no copy.
   const ParallelLayout v = pipeline(2, {1, 1, 1, 1}, PipelineKind::kDualPipeV);
   const ParameterLayout ends = parameter_layout(spec, 1, rank_slices(spec, v, 0));
   EXPECT_FALSE(ends.find("embed_tokens").tied_copy);
+  EXPECT_EQ(ends.counted_dense_elements(), ends.dense_elements);
+  EXPECT_FALSE(shares_embedding(spec, v, 0));
   EXPECT_FALSE(parameter_layout(spec, 1, rank_slices(spec, v, 1)).holds("embed_tokens"));
 }
 

@@ -203,8 +203,8 @@ std::vector<int64_t> stage_budgets(const RankFloor& floor, const std::vector<int
     wanted.push_back(std::max<int64_t>(calm_bytes[s] - least, 1));
     wanted_sum += wanted.back();
   }
-  int64_t left = budget_bytes - floor.activation_bytes;
-  BGL_CHECK(left >= 0, budget_bytes, floor.activation_bytes);
+  // Below the floor (only a caller that changes budgets gets there) every stage has its floor.
+  int64_t left = std::max<int64_t>(budget_bytes - floor.activation_bytes, 0);
   for (size_t s = 0; s < stages; ++s) {
     const auto part =
         static_cast<int64_t>(static_cast<double>(left) * static_cast<double>(wanted[s]) /

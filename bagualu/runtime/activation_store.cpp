@@ -224,6 +224,24 @@ void ActivationStore::decode(int id) {
   from.record.move(StorageState::kLive, "decode", ++last_generation_);
 }
 
+void ActivationStore::lend(int id) {
+  entry(id, "lend").record.move(StorageState::kLent, "lend");
+}
+
+void ActivationStore::take_back(int id) {
+  Entry& from = entry(id, "take_back");
+  // put is the other way to LIVE, so the table alone would let an empty storage through.
+  if (from.record.state() != StorageState::kLent) {
+    from.fail("take_back", "the storage was not lent");
+  }
+  from.record.move(StorageState::kLive, "take_back");
+}
+
+std::pair<CopyTicket, int64_t> ActivationStore::last_copy(int id) const {
+  const Entry& from = entry(id, "last_copy");
+  return {from.h2d.is_none() ? from.d2h : from.h2d, from.size_bytes};
+}
+
 ActivationStoreStats ActivationStore::finish() {
   BGL_CHECK(open_, step_, microbatch_);
   for (const Entry& each : entries_) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bagualu/runtime/activation_store_record.h"
@@ -48,7 +49,7 @@ struct ActivationStoreStats {
 /// nothing. Storages are named by their index in the list given to begin().
 ///
 /// Invariants: each storage is in one state and moves only as the table in
-/// activation_store_record.h allows; a reload is issued behind its own offload; device bytes go
+/// activation_store_record.h allows; what a communication uses stays as it is; a reload is issued behind its own offload; device bytes go
 /// back only after the copy out ended and host bytes only after the copy in ended; bytes said to be
 /// freed are freed.
 /// Throws:  InternalError with a dump of the storage (key, state history, shape) on any step that
@@ -109,12 +110,21 @@ class ActivationStore {
   /// Throws: OverBudget, state unchanged.
   void decode(int id);
 
+  /// A communication reads or writes the storage from now on: until take_back() it can be neither
+  /// read nor moved nor freed.
+  void lend(int id);
+  /// The communication ended.
+  void take_back(int id);
+
   /// Closes the micro-batch.
   /// Requires: every storage is released, dropped or was never put; no copy runs; no byte is held.
   ActivationStoreStats finish();
 
   /// Closes the micro-batch after an error: cancels copies, waits until they ended, frees all.
   void abort() noexcept;
+
+  /// The copy issued last for a storage, in or out, and its bytes.
+  std::pair<CopyTicket, int64_t> last_copy(int id) const;
 
   /// Of the open micro-batch, or of the last one when none is open.
   const ActivationStoreStats& stats() const { return stats_; }

@@ -26,6 +26,8 @@ std::string_view state_name(StorageState state) {
       return "RECOMPUTED";
     case StorageState::kEncoded:
       return "ENCODED";
+    case StorageState::kLent:
+      return "LENT";
     case StorageState::kReleased:
       return "RELEASED";
   }
@@ -38,9 +40,10 @@ bool is_legal(StorageState from, StorageState to) {
       return false;
     case StorageState::kLive:
       return from == StorageState::kEmpty || from == StorageState::kH2D ||
-             from == StorageState::kEncoded;
+             from == StorageState::kEncoded || from == StorageState::kLent;
     case StorageState::kD2H:
     case StorageState::kDropped:
+    case StorageState::kLent:
     case StorageState::kEncoded:
       return from == StorageState::kLive || from == StorageState::kRecomputed;
     case StorageState::kHost:

@@ -18,6 +18,7 @@ struct StorageInfo {
 ///   EMPTY ----put----> LIVE --offload--> D2H --drain--> HOST --reload--> H2D --await--> LIVE
 ///   LIVE --drop--> DROPPED --put_recomputed--> RECOMPUTED (then as LIVE)
 ///   LIVE or RECOMPUTED --encode--> ENCODED --decode--> LIVE
+///   LIVE or RECOMPUTED --lend--> LENT --take_back--> LIVE
 ///   LIVE, RECOMPUTED or HOST --release--> RELEASED
 enum class StorageState {
   kEmpty,
@@ -28,9 +29,10 @@ enum class StorageState {
   kDropped,
   kRecomputed,
   kEncoded,
+  kLent,  ///< a communication reads or writes it
   kReleased,
 };
-inline constexpr int kStorageStates = 9;
+inline constexpr int kStorageStates = 10;
 
 std::string_view state_name(StorageState state);
 

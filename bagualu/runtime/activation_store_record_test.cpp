@@ -26,6 +26,9 @@ TEST(StorageRecord, OnlyTheseStepsAreLegal) {
                                                                  {kLive, kEncoded},
                                                                  {kRecomputed, kEncoded},
                                                                  {kEncoded, kLive},
+                                                                 {kLive, kLent},
+                                                                 {kRecomputed, kLent},
+                                                                 {kLent, kLive},
                                                                  {kLive, kReleased},
                                                                  {kRecomputed, kReleased},
                                                                  {kHost, kReleased}};

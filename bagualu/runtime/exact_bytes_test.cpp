@@ -25,20 +25,16 @@ class Audit {
                        const RoutingOverride* routing = nullptr) {
     measured_.clear();
     const int64_t base = rig_.arena.live_bytes();
-    rig_.executor.set_observer([&](const Action&, int64_t) {
+    rig_.on_action = [&](const Action&) {
       if (after_action) after_action(measured_.size());
       measured_.push_back({rig_.arena.live_bytes() - base, rig_.arena.peak_bytes() - base});
       rig_.arena.mark_peak();
-    });
+    };
     PlanSource source(plan);
     MicrobatchReport report = rig_.run(source, routing);
-    rig_.executor.set_observer({});
+    rig_.on_action = {};
     timeline_ = build_timeline(rig_.graph, plan);
-    std::vector<LayerLoad> loads(rig_.graph.layers);
-    for (int layer = 0; layer < rig_.graph.layers; ++layer) {
-      if (rig_.spec.is_moe(layer)) loads[layer] = rig_.executor.routing(layer).load;
-    }
-    predicted_ = memory_profile(rig_.graph, plan, memory_table(rig_.graph, loads), timeline_);
+    predicted_ = memory_profile(rig_.graph, plan, memory_table(rig_.graph, rig_.loads), timeline_);
     return report;
   }
 
@@ -178,11 +174,11 @@ TEST(ExactBytes, OneMoreAllocationAtThePeakRaisesTheMeasuredPeakOverThePredictio
   const auto at_peak = static_cast<size_t>(highest - audit.measured().begin());
   Saboteur saboteur(rig.arena);
   size_t done = 0;
-  rig.executor.set_observer([&](const Action&, int64_t) {
+  rig.on_action = [&](const Action&) {
     if (done + 1 == at_peak) saboteur.arm(kAllocationGranularity);
     if (done == at_peak) saboteur.disarm();
     ++done;
-  });
+  };
   PlanSource source(plan);
   const MicrobatchReport report = rig.run(source);
   EXPECT_EQ(report.measured_peak_bytes, report.predicted_peak_bytes + kAllocationGranularity);
@@ -192,11 +188,11 @@ TEST(ExactBytes, OneMoreAllocationAtThePeakRaisesTheMeasuredPeakOverThePredictio
 TEST(ExactBytes, BytesHeldAcrossActionsAreUnaccounted) {
   RunnerRig rig(rich_moe_spec(), small_options());
   at::Tensor leak;
-  rig.executor.set_observer([&](const Action& action, int64_t) {
+  rig.on_action = [&](const Action& action) {
     if (action == Action{ActionKind::kForward, rig.graph.find_op("layer1.qkv")}) {
       leak = at::empty({1}, at::kByte);
     }
-  });
+  };
   PlanSource source(uniform_plan(rig.graph, kSave));
   const MicrobatchReport report = rig.run(source);
   EXPECT_EQ(report.unaccounted_bytes, kAllocationGranularity);
@@ -209,11 +205,11 @@ TEST(ExactBytes, AFreedStorageThatSomebodyHoldsEndsTheMicrobatch) {
   const int victim = rig.graph.find_storage("layer1.qkv");
   for (const char* name : {"save", "recompute", "offload", "quantise"}) {
     at::Tensor held;
-    rig.executor.set_observer([&](const Action& action, int64_t) {
+    rig.on_action = [&](const Action& action) {
       if (action == Action{ActionKind::kForward, rig.graph.find_op("layer1.qkv")}) {
-        held = rig.store.get(victim);
+        held = rig.executor.store(0).get(victim);
       }
-    });
+    };
     PlanSource source(uniform_plan(rig.graph, residency_from_name(name, "test")));
     try {
       rig.run(source);
@@ -222,7 +218,7 @@ TEST(ExactBytes, AFreedStorageThatSomebodyHoldsEndsTheMicrobatch) {
       EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("others hold the storage"),
                                                testing::HasSubstr("layer1.qkv")));
     }
-    rig.executor.set_observer({});
+    rig.on_action = {};
     held.reset();
     EXPECT_EQ(rig.arena.live_bytes(), base) << name;
     EXPECT_EQ(rig.host.live_bytes(), 0) << name;

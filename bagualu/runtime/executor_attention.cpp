@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "bagualu/base/error.h"
-#include "bagualu/runtime/executor.h"
+#include "bagualu/runtime/executor_context.h"
 #include "bagualu/runtime/executor_sites.h"
 #include "bagualu/runtime/ops/attention.h"
 #include "bagualu/runtime/ops/dropout.h"
@@ -21,8 +21,8 @@ ops::HeadLayout head_layout(const ModelSpec& spec, const ExecutorOptions& option
 
 }  // namespace
 
-void Executor::forward_attention(const OpSpec& op) {
-  const LayerWeights& weights = model_.layer(op.layer);
+void MicrobatchContext::forward_attention(const OpSpec& op) {
+  const LayerWeights& weights = layer(op.layer);
   const ops::HeadLayout heads = head_layout(spec_, options_);
   switch (op.kind) {
     case OpKind::kAttnNorm: {
@@ -37,8 +37,8 @@ void Executor::forward_attention(const OpSpec& op) {
       ops::linear_forward(get(op.reads[0]), weights.qkv.weight, qkv);
       if (spec_.qk_norm) return;
       at::Tensor q = ops::query_rows(qkv, heads), k = ops::key_rows(qkv, heads);
-      ops::rope_forward_inplace(q, rope_cos_, rope_sin_);
-      ops::rope_forward_inplace(k, rope_cos_, rope_sin_);
+      ops::rope_forward_inplace(q, shared_.rope_cos, shared_.rope_sin);
+      ops::rope_forward_inplace(k, shared_.rope_cos, shared_.rope_sin);
       return;
     }
     case OpKind::kQkNorm: {
@@ -51,8 +51,8 @@ void Executor::forward_attention(const OpSpec& op) {
                             q_rstd);
       ops::rms_norm_forward(ops::key_rows(qkv, heads), weights.k_norm.weight, spec_.rms_eps, k,
                             k_rstd);
-      ops::rope_forward_inplace(q, rope_cos_, rope_sin_);
-      ops::rope_forward_inplace(k, rope_cos_, rope_sin_);
+      ops::rope_forward_inplace(q, shared_.rope_cos, shared_.rope_sin);
+      ops::rope_forward_inplace(k, shared_.rope_cos, shared_.rope_sin);
       return;
     }
     case OpKind::kCoreAttn: {
@@ -77,8 +77,8 @@ void Executor::forward_attention(const OpSpec& op) {
   }
 }
 
-void Executor::backward_attention(const OpSpec& op) {
-  LayerWeights& weights = model_.layer(op.layer);
+void MicrobatchContext::backward_attention(const OpSpec& op, BackwardPart part) {
+  LayerWeights& weights = layer(op.layer);
   const ops::HeadLayout heads = head_layout(spec_, options_);
   switch (op.kind) {
     case OpKind::kAttnNorm: {
@@ -90,15 +90,17 @@ void Executor::backward_attention(const OpSpec& op) {
     case OpKind::kQkv: {
       const at::Tensor d_qkv = get(op.bwd_reads[0]);
       at::Tensor d_normed = make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_);
-      ops::linear_backward_weight(d_qkv, get(op.bwd_saved[0]), weights.qkv.grad);
+      if (part == BackwardPart::kWhole) {
+        ops::linear_backward_weight(d_qkv, get(op.bwd_saved[0]), weights.qkv.grad);
+      }
       ops::linear_backward_input(d_qkv, weights.qkv.weight, d_normed, false);
       return;
     }
     case OpKind::kQkNorm: {
       const at::Tensor qkv = get(op.bwd_saved[0]), d_qkv = get(op.bwd_reads[0]);
       at::Tensor dq = ops::query_rows(d_qkv, heads), dk = ops::key_rows(d_qkv, heads);
-      ops::rope_backward_inplace(dq, rope_cos_, rope_sin_);
-      ops::rope_backward_inplace(dk, rope_cos_, rope_sin_);
+      ops::rope_backward_inplace(dq, shared_.rope_cos, shared_.rope_sin);
+      ops::rope_backward_inplace(dk, shared_.rope_cos, shared_.rope_sin);
       ops::rms_norm_backward(dq, ops::query_rows(qkv, heads), weights.q_norm.weight,
                              get(op.bwd_saved[1]), dq, false, weights.q_norm.grad);
       ops::rms_norm_backward(dk, ops::key_rows(qkv, heads), weights.k_norm.weight,
@@ -115,16 +117,18 @@ void Executor::backward_attention(const OpSpec& op) {
           get(op.bwd_saved[results + 1]), heads);
       if (!spec_.qk_norm) {
         at::Tensor dq = ops::query_rows(d_qkv, heads), dk = ops::key_rows(d_qkv, heads);
-        ops::rope_backward_inplace(dq, rope_cos_, rope_sin_);
-        ops::rope_backward_inplace(dk, rope_cos_, rope_sin_);
+        ops::rope_backward_inplace(dq, shared_.rope_cos, shared_.rope_sin);
+        ops::rope_backward_inplace(dk, shared_.rope_cos, shared_.rope_sin);
       }
       adopt(op.bwd_creates[0], std::move(d_qkv));
       return;
     }
     case OpKind::kAttnProj: {
       at::Tensor d_out = make(op.bwd_creates[0], {tokens_, spec_.heads * spec_.head_dim}, dtype_);
-      const at::Tensor gradient = masked_gradient(op.bwd_reads[0], op.layer, kAfterAttention);
-      ops::linear_backward_weight(gradient, get(op.bwd_saved[0]), weights.attn_proj.grad);
+      const at::Tensor gradient = output_gradient(op, kAfterAttention, part);
+      if (part == BackwardPart::kWhole) {
+        ops::linear_backward_weight(gradient, get(op.bwd_saved[0]), weights.attn_proj.grad);
+      }
       ops::linear_backward_input(gradient, weights.attn_proj.weight, d_out, false);
       return;
     }

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "bagualu/base/error.h"
-#include "bagualu/runtime/executor.h"
+#include "bagualu/runtime/executor_context.h"
 #include "bagualu/runtime/executor_sites.h"
 #include "bagualu/runtime/ops/dropout.h"
 #include "bagualu/runtime/ops/embedding.h"
@@ -12,18 +12,18 @@
 
 namespace bagualu {
 
-void Executor::forward_mlp(const OpSpec& op, bool recompute) {
-  const LayerWeights* weights = op.layer >= 0 ? &model_.layer(op.layer) : nullptr;
+void MicrobatchContext::forward_mlp(const OpSpec& op, bool recompute) {
+  const LayerWeights* weights = op.layer >= 0 ? &layer(op.layer) : nullptr;
   switch (op.kind) {
     case OpKind::kEmbedding: {
       at::Tensor out = make(op.creates[0], {tokens_, spec_.hidden}, dtype_);
-      ops::embedding_forward(input_.ids, model_.embedding().weight, out);
+      ops::embedding_forward(input_.ids, shared_.model.embedding().weight, out);
       return;
     }
     case OpKind::kMlpNorm:
     case OpKind::kFinalNorm: {
       const at::Tensor& weight = op.kind == OpKind::kMlpNorm ? weights->mlp_norm.weight
-                                                             : model_.final_norm().weight;
+                                                             : shared_.model.final_norm().weight;
       at::Tensor normed = make(op.creates[0], {tokens_, spec_.hidden}, dtype_);
       at::Tensor rstd = make(op.creates[1], {tokens_}, at::kFloat);
       ops::rms_norm_forward(get(op.reads[0]), weight, spec_.rms_eps, normed, rstd);
@@ -63,38 +63,38 @@ void Executor::forward_mlp(const OpSpec& op, bool recompute) {
   }
 }
 
-void Executor::forward_lm_head(const OpSpec& op, bool recompute) {
+void MicrobatchContext::forward_lm_head(const OpSpec& op, bool recompute) {
   at::Tensor log_probs = make(op.creates[0], {tokens_, spec_.vocab}, at::kFloat);
   const at::Tensor normed = get(op.reads[0]);
   // In fp32 the logits are made where the log-probabilities will stand.
   at::Tensor logits =
       dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
-  ops::linear_forward(normed, model_.lm_head().weight, logits);
+  ops::linear_forward(normed, shared_.model.lm_head().weight, logits);
   const double loss = ops::loss_forward(logits, input_.targets, log_probs);
   if (!recompute) losses_.cross_entropy_sum += loss;  // a side effect that must happen once
-  if (capture_ && !recompute) {
-    captured_ = log_probs.clone();
-    capture_ = false;
+  if (shared_.capture && !recompute) {
+    shared_.captured = log_probs.clone();
+    shared_.capture = false;
   }
 }
 
-void Executor::backward_lm_head(const OpSpec& op) {
+void MicrobatchContext::backward_lm_head(const OpSpec& op) {
   at::Tensor log_probs = get(op.bwd_saved[0]);
   const at::Tensor normed = get(op.bwd_saved[1]);
   at::Tensor d_normed = make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_);
   at::Tensor d_logits =
       dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
   ops::loss_backward(log_probs, input_.targets, input_.loss_scale, d_logits);
-  at::Tensor grad = model_.lm_head().grad;
+  at::Tensor grad = shared_.model.lm_head().grad;
   ops::linear_backward_weight(d_logits, normed, grad);
-  ops::linear_backward_input(d_logits, model_.lm_head().weight, d_normed, false);
+  ops::linear_backward_input(d_logits, shared_.model.lm_head().weight, d_normed, false);
 }
 
-void Executor::backward_mlp(const OpSpec& op) {
-  LayerWeights* weights = op.layer >= 0 ? &model_.layer(op.layer) : nullptr;
+void MicrobatchContext::backward_mlp(const OpSpec& op, BackwardPart part) {
+  LayerWeights* weights = op.layer >= 0 ? &layer(op.layer) : nullptr;
   switch (op.kind) {
     case OpKind::kEmbedding: {
-      at::Tensor grad = model_.embedding().grad;
+      at::Tensor grad = shared_.model.embedding().grad;
       ops::embedding_backward(input_.ids, get(op.bwd_reads[0]), grad);
       return;
     }
@@ -106,9 +106,9 @@ void Executor::backward_mlp(const OpSpec& op) {
     }
     case OpKind::kFinalNorm: {
       at::Tensor d_hidden = make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_);
-      at::Tensor grad = model_.final_norm().grad;
+      at::Tensor grad = shared_.model.final_norm().grad;
       ops::rms_norm_backward(get(op.bwd_reads[0]), get(op.bwd_saved[0]),
-                             model_.final_norm().weight, get(op.bwd_saved[1]), d_hidden, false,
+                             shared_.model.final_norm().weight, get(op.bwd_saved[1]), d_hidden, false,
                              grad);
       return;
     }
@@ -121,7 +121,9 @@ void Executor::backward_mlp(const OpSpec& op) {
       const at::Tensor d_fc1 = get(op.bwd_reads[0]);
       at::Tensor d_normed = creates ? make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_)
                                     : get(op.bwd_reads[1]);
-      ops::linear_backward_weight(d_fc1, get(op.bwd_saved[0]), fc1.grad);
+      if (part == BackwardPart::kWhole) {
+        ops::linear_backward_weight(d_fc1, get(op.bwd_saved[0]), fc1.grad);
+      }
       ops::linear_backward_input(d_fc1, fc1.weight, d_normed, !creates);
       return;
     }
@@ -139,9 +141,8 @@ void Executor::backward_mlp(const OpSpec& op) {
       WeightAndGrad& fc2 = shared ? weights->shared_fc2 : weights->mlp_fc2;
       const at::Tensor act = get(op.bwd_saved[0]);
       at::Tensor d_act = make(op.bwd_creates[0], act.sizes(), dtype_);
-      const at::Tensor gradient = shared ? get(op.bwd_reads[0])
-                                         : masked_gradient(op.bwd_reads[0], op.layer, kAfterMlp);
-      ops::linear_backward_weight(gradient, act, fc2.grad);
+      const at::Tensor gradient = output_gradient(op, shared ? kMasked : kAfterMlp, part);
+      if (part == BackwardPart::kWhole) ops::linear_backward_weight(gradient, act, fc2.grad);
       ops::linear_backward_input(gradient, fc2.weight, d_act, false);
       return;
     }

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "bagualu/base/error.h"
-#include "bagualu/runtime/executor.h"
+#include "bagualu/runtime/executor_context.h"
 #include "bagualu/runtime/executor_sites.h"
 #include "bagualu/runtime/ops/dropout.h"
 #include "bagualu/runtime/ops/experts.h"
@@ -36,22 +36,22 @@ class Stopwatch {
 
 }  // namespace
 
-void Executor::forward_router(const OpSpec& op) {
-  const int layer = op.layer;
+void MicrobatchContext::forward_router(const OpSpec& op) {
+  const int in_model = model_layer(op.layer);
   at::Tensor logits = make(op.creates[0], {tokens_, spec_.experts}, at::kFloat);
   at::Tensor ids = make(op.creates[1], {tokens_, spec_.top_k}, at::kShort);
   at::Tensor probs = make(op.creates[2], {tokens_, spec_.top_k}, at::kFloat);
   at::Tensor row_map = make(op.creates[3], {tokens_ * spec_.top_k}, at::kInt);
-  const LayerWeights& weights = model_.layer(layer);
+  const LayerWeights& weights = layer(op.layer);
   const RoutingOverride* forced = input_.routing;
   ops::router_logits(get(op.reads[0]), weights.router.weight, at::Tensor(), logits);
-  if (forced != nullptr && !forced->spikes.empty() && forced->spikes[layer]) {
-    add_spike(*forced->spikes[layer], spec_.top_k, ep_group_.size(), logits);
+  if (forced != nullptr && !forced->spikes.empty() && forced->spikes[in_model]) {
+    add_spike(*forced->spikes[in_model], spec_.top_k, shared_.ep.size(), logits);
   }
   const bool replay = forced != nullptr && !forced->tokens_per_expert.empty() &&
-                      !forced->tokens_per_expert[layer].empty();
+                      !forced->tokens_per_expert[in_model].empty();
   if (replay) {
-    assign_recorded_routing(forced->tokens_per_expert[layer], ep_group_.size(), ep_group_.rank(),
+    assign_recorded_routing(forced->tokens_per_expert[in_model], shared_.ep.size(), shared_.ep.rank(),
                             ids);
   }
   const ops::RouterLosses losses = ops::router_select(logits, weights.router_bias,
@@ -64,15 +64,15 @@ void Executor::forward_router(const OpSpec& op) {
   ops::build_row_map(std::span<const int16_t>(ids.const_data_ptr<int16_t>(), assignments),
                      spec_.experts,
                      std::span<int32_t>(row_map.data_ptr<int32_t>(), assignments), counts);
-  routing_[layer].emplace(ep_group_.all_gather(counts), ep_group_.size(), ep_group_.rank(),
+  routing_[op.layer].emplace(shared_.ep.all_gather(counts), shared_.ep.size(), shared_.ep.rank(),
                           spec_.hidden * static_cast<int64_t>(at::elementSize(dtype_)),
                           options_.chunk_rows);
 }
 
-void Executor::forward_dispatch_pack(const OpSpec& op) {
+void MicrobatchContext::forward_dispatch_pack(const OpSpec& op) {
   const LayerRouting& routing = *routing_[op.layer];
   const at::Tensor normed = get(op.reads[0]), row_map = get(op.reads[1]), probs = get(op.reads[2]);
-  if (ep_group_.size() > 1) {
+  if (shared_.ep.size() > 1) {
     at::Tensor wire = make(op.creates[0], {routing.send.total_bytes()}, at::kByte);
     ops::pack_rows(normed, probs, row_map, routing.send, wire);
     return;
@@ -88,15 +88,15 @@ void Executor::forward_dispatch_pack(const OpSpec& op) {
 
 // The pieces' intermediates: views of the materialised storages, or of buffers of one piece that
 // every piece reuses.
-struct Executor::PieceBuffers {
-  PieceBuffers(const Executor& executor, const OpSpec& op, const LayerLoad& load, bool backward)
-      : keeps_fc1(executor.materialised(op.creates[0])),
-        keeps_act(executor.materialised(op.creates[1])) {
-    const int64_t f = executor.spec_.expert_ffn;
-    if (!keeps_fc1) fc1 = executor.scratch({load.piece_rows, 2 * f}, executor.dtype_);
-    if (!keeps_act) act = executor.scratch({load.piece_rows, f}, executor.dtype_);
-    if (backward && keeps_fc1) fc1 = executor.get(op.creates[0]);
-    if (backward && keeps_act) act = executor.get(op.creates[1]);
+struct MicrobatchContext::PieceBuffers {
+  PieceBuffers(const MicrobatchContext& context, const OpSpec& op, const LayerLoad& load, bool backward)
+      : keeps_fc1(context.materialised(op.creates[0])),
+        keeps_act(context.materialised(op.creates[1])) {
+    const int64_t f = context.spec_.expert_ffn;
+    if (!keeps_fc1) fc1 = context.scratch({load.piece_rows, 2 * f}, context.dtype_);
+    if (!keeps_act) act = context.scratch({load.piece_rows, f}, context.dtype_);
+    if (backward && keeps_fc1) fc1 = context.get(op.creates[0]);
+    if (backward && keeps_act) act = context.get(op.creates[1]);
   }
 
   at::Tensor fc1_of(const ExpertPiece& piece) const {
@@ -110,9 +110,9 @@ struct Executor::PieceBuffers {
   at::Tensor fc1, act;
 };
 
-void Executor::forward_experts(const OpSpec& op) {
+void MicrobatchContext::forward_experts(const OpSpec& op) {
   const LayerRouting& routing = *routing_[op.layer];
-  const LayerWeights& weights = model_.layer(op.layer);
+  const LayerWeights& weights = layer(op.layer);
   const int64_t rows = routing.load.rows, h = spec_.hidden, f = spec_.expert_ffn;
   const at::Tensor in = get(op.reads[0]), probs = get(op.reads[1]);
   at::Tensor kept_fc1, kept_act;
@@ -122,7 +122,7 @@ void Executor::forward_experts(const OpSpec& op) {
   PieceBuffers buffers(*this, op, routing.load, false);
   if (kept_fc1.defined()) buffers.fc1 = kept_fc1;
   if (kept_act.defined()) buffers.act = kept_act;
-  const bool exchange = ep_group_.size() > 1;
+  const bool exchange = shared_.ep.size() > 1;
   const at::Tensor out =
       exchange ? scratch({routing.load.piece_rows, h}, dtype_) : wire.view(dtype_).view({rows, h});
   Stopwatch watch;
@@ -144,41 +144,54 @@ void Executor::forward_experts(const OpSpec& op) {
   }
 }
 
-void Executor::backward_experts(const OpSpec& op) {
+void MicrobatchContext::backward_experts(const OpSpec& op, BackwardPart part) {
   const LayerRouting& routing = *routing_[op.layer];
-  LayerWeights& weights = model_.layer(op.layer);
-  const int64_t largest = routing.load.piece_rows, f = spec_.expert_ffn;
+  LayerWeights& weights = layer(op.layer);
+  const bool whole = part == BackwardPart::kWhole;
+  const int64_t rows_there = routing.load.rows, largest = routing.load.piece_rows;
+  const int64_t h = spec_.hidden, f = spec_.expert_ffn;
   const at::Tensor in = get(op.bwd_saved[0]), probs = get(op.bwd_saved[1]);
   at::Tensor wire = get(op.bwd_reads[0]);
   const PieceBuffers buffers(*this, op, routing.load, true);
-  const at::Tensor d_rows = scratch({largest, spec_.hidden}, dtype_);
+  const at::Tensor d_rows = scratch({largest, h}, dtype_);
   const at::Tensor d_act = scratch({largest, f}, dtype_);
-  const at::Tensor d_fc1 = scratch({largest, 2 * f}, dtype_);
+  // What the weight gradient reads later stands in storages of all rows.
+  const at::Tensor d_fc1 = whole ? scratch({largest, 2 * f}, dtype_)
+                                 : make(op.wgrad_reads[0], {rows_there, 2 * f}, dtype_);
+  const at::Tensor d_out =
+      whole ? at::Tensor() : make(op.wgrad_reads[1], {rows_there, h}, dtype_);
   const at::Tensor d_probs = scratch({largest}, at::kFloat);
   for (const ExpertPiece& piece : routing.pieces) {
     const int64_t in_expert = piece.row_begin - routing.received.expert_begin(piece.expert);
     const at::Tensor rows = in.narrow(0, piece.row_begin, piece.rows);
     const at::Tensor row_probs = probs.narrow(0, piece.row_begin, piece.rows);
     const at::Tensor w1 = weights.expert_fc1.weight.select(0, piece.expert);
+    const at::Tensor w2 = weights.expert_fc2.weight.select(0, piece.expert);
     at::Tensor fc1 = buffers.fc1_of(piece), act = buffers.act_of(piece);
     if (!buffers.keeps_fc1) ops::expert_fc1_piece(rows, w1, fc1);
-    if (!buffers.keeps_act) ops::expert_act_piece(fc1, row_probs, act);
+    if (!buffers.keeps_act && whole) ops::expert_act_piece(fc1, row_probs, act);
     ops::ExpertGradients grads{
-        d_act.narrow(0, 0, piece.rows), d_fc1.narrow(0, 0, piece.rows),
-        d_rows.narrow(0, 0, piece.rows), d_probs.narrow(0, 0, piece.rows),
+        d_act.narrow(0, 0, piece.rows),
+        d_fc1.narrow(0, whole ? 0 : piece.row_begin, piece.rows),
+        d_rows.narrow(0, 0, piece.rows),
+        d_probs.narrow(0, 0, piece.rows),
         weights.expert_fc1.grad.select(0, piece.expert),
         weights.expert_fc2.grad.select(0, piece.expert)};
+    at::Tensor dout = whole ? grads.d_rows : d_out.narrow(0, piece.row_begin, piece.rows);
     // The wire's second column is filler here; d_probs takes it until it is overwritten.
-    ops::gather_piece(wire, routing.recv, routing.received, piece.expert, in_expert, grads.d_rows,
+    ops::gather_piece(wire, routing.recv, routing.received, piece.expert, in_expert, dout,
                       grads.d_probs);
-    ops::experts_backward_piece(grads.d_rows, rows, row_probs, fc1, act, w1,
-                                weights.expert_fc2.weight.select(0, piece.expert), grads);
+    if (whole) {
+      ops::experts_backward_piece(dout, rows, row_probs, fc1, act, w1, w2, grads);
+    } else {
+      ops::experts_input_grad_piece(dout, row_probs, fc1, w1, w2, grads);
+    }
     ops::scatter_piece(grads.d_rows, grads.d_probs, routing.recv, routing.received, piece.expert,
                        in_expert, wire);
   }
 }
 
-void Executor::forward_moe(const OpSpec& op) {
+void MicrobatchContext::forward_moe(const OpSpec& op) {
   switch (op.kind) {
     case OpKind::kRouter:
       return forward_router(op);
@@ -191,20 +204,10 @@ void Executor::forward_moe(const OpSpec& op) {
   }
   const LayerRouting& routing = *routing_[op.layer];
   switch (op.kind) {
-    case OpKind::kDispatch: {
-      at::Tensor recv = make(op.creates[0], {routing.recv.total_bytes()}, at::kByte);
-      ep_group_.all_to_all(get(op.reads[0]), routing.send, recv, routing.recv);
-      return;
-    }
     case OpKind::kDispatchUnpack: {
       at::Tensor rows = make(op.creates[0], {routing.load.rows, spec_.hidden}, dtype_);
       at::Tensor probs = make(op.creates[1], {routing.load.rows}, at::kFloat);
       ops::unpack_rows(get(op.reads[0]), routing.recv, routing.received, rows, probs);
-      return;
-    }
-    case OpKind::kCombine: {
-      at::Tensor recv = make(op.creates[0], {routing.send_plain.total_bytes()}, at::kByte);
-      ep_group_.all_to_all(get(op.reads[0]), routing.recv_plain, recv, routing.send_plain);
       return;
     }
     case OpKind::kCombineUnpack: {
@@ -222,15 +225,21 @@ void Executor::forward_moe(const OpSpec& op) {
   }
 }
 
-void Executor::backward_moe(const OpSpec& op) {
+void MicrobatchContext::backward_moe(const OpSpec& op, BackwardPart part) {
   const LayerRouting& routing = *routing_[op.layer];
-  LayerWeights& weights = model_.layer(op.layer);
+  LayerWeights& weights = layer(op.layer);
   switch (op.kind) {
     case OpKind::kRouter: {
       at::Tensor logits = get(op.bwd_saved[0]), d_normed = get(op.bwd_reads[1]);
-      ops::router_backward(get(op.bwd_reads[0]), get(op.bwd_saved[1]), get(op.bwd_saved[3]),
-                           weights.router.weight, router_options(spec_),
-                           input_.router_loss_scale, logits, d_normed, weights.router.grad);
+      const at::Tensor d_probs = get(op.bwd_reads[0]), ids = get(op.bwd_saved[1]);
+      if (part == BackwardPart::kInput) {
+        ops::router_input_grad(d_probs, ids, weights.router.weight, router_options(spec_),
+                               input_.router_loss_scale, logits, d_normed);
+      } else {
+        ops::router_backward(d_probs, ids, get(op.bwd_saved[3]), weights.router.weight,
+                             router_options(spec_), input_.router_loss_scale, logits, d_normed,
+                             weights.router.grad);
+      }
       return;
     }
     case OpKind::kDispatchPack: {
@@ -240,18 +249,8 @@ void Executor::backward_moe(const OpSpec& op) {
                         d_probs);
       return;
     }
-    case OpKind::kDispatch: {
-      at::Tensor back = make(op.bwd_creates[0], {routing.send.total_bytes()}, at::kByte);
-      ep_group_.all_to_all(get(op.bwd_reads[0]), routing.recv, back, routing.send);
-      return;
-    }
     case OpKind::kExperts:
-      return backward_experts(op);
-    case OpKind::kCombine: {
-      at::Tensor rows = make(op.bwd_creates[0], {routing.recv.total_bytes()}, at::kByte);
-      ep_group_.all_to_all(get(op.bwd_reads[0]), routing.send, rows, routing.recv);
-      return;
-    }
+      return backward_experts(op, part);
     case OpKind::kCombineUnpack: {
       at::Tensor gradient = get(op.bwd_reads[0]);
       if (op.bwd_creates.size() > 1) {

@@ -16,13 +16,20 @@ bool is_norm(const Parameter& parameter) { return parameter.shape.size() == 1; }
 
 }  // namespace
 
-ModelState::ModelState(const ModelSpec& spec, const ParallelLayout& layout, Dtype dtype)
+ModelState::ModelState(const ModelSpec& spec, const ParallelLayout& layout, Dtype dtype,
+                       int64_t pp_rank)
     : dtype_(dtype),
       experts_local_(layout.experts_local(spec)),
-      parameter_layout_(bagualu::parameter_layout(spec, layout.ep_size)) {
+      shares_embedding_(shares_embedding(spec, layout, pp_rank)),
+      parameter_layout_(
+          bagualu::parameter_layout(spec, layout.ep_size, rank_slices(spec, layout, pp_rank))) {
   dense_ = make_group(parameter_layout_.dense_elements);
   expert_ = make_group(parameter_layout_.expert_elements);
-  bind_layers(spec);
+  bind_ends(spec);
+  layers_.resize(spec.layers);
+  for (const StageSlice& slice : rank_slices(spec, layout, pp_rank)) {
+    for (int64_t i = 0; i < slice.layers; ++i) bind_layer(spec, slice.first_layer + i);
+  }
 }
 
 ModelState::Group ModelState::make_group(int64_t elements) const {
@@ -49,36 +56,48 @@ WeightAndGrad ModelState::bind(const std::string& name) const {
   return {view(weights, parameter), view(group.grad, parameter)};
 }
 
-void ModelState::bind_layers(const ModelSpec& spec) {
-  embedding_ = bind("embed_tokens");
+void ModelState::bind_ends(const ModelSpec& spec) {
+  const ParameterLayout& held = parameter_layout_;
+  if (held.holds("embed_tokens")) embedding_ = bind("embed_tokens");
+  if (!held.holds("final_norm")) return;
   final_norm_ = bind("final_norm");
-  lm_head_ = bind("lm_head");
-  layers_.resize(spec.layers);
-  for (int64_t i = 0; i < spec.layers; ++i) {
-    const std::string prefix = "layers." + std::to_string(i) + ".";
-    LayerWeights& layer = layers_[i];
-    layer.attn_norm = bind(prefix + "attn_norm");
-    layer.qkv = bind(prefix + "qkv");
-    if (spec.qk_norm) {
-      layer.q_norm = bind(prefix + "q_norm");
-      layer.k_norm = bind(prefix + "k_norm");
-    }
-    layer.attn_proj = bind(prefix + "attn_proj");
-    layer.mlp_norm = bind(prefix + "mlp_norm");
-    if (!spec.is_moe(i)) {
-      layer.mlp_fc1 = bind(prefix + "mlp_fc1");
-      layer.mlp_fc2 = bind(prefix + "mlp_fc2");
-      continue;
-    }
-    layer.router = bind(prefix + "router");
-    layer.router_bias = at::zeros({spec.experts}, at::kFloat);
-    layer.expert_fc1 = bind(prefix + "expert_fc1");
-    layer.expert_fc2 = bind(prefix + "expert_fc2");
-    if (spec.shared_ffn > 0) {
-      layer.shared_fc1 = bind(prefix + "shared_fc1");
-      layer.shared_fc2 = bind(prefix + "shared_fc2");
-    }
+  lm_head_ = spec.tied_embeddings ? embedding_ : bind("lm_head");
+  if (spec.tied_embeddings && held.find("embed_tokens").tied_copy) embedding_ = {};
+}
+
+void ModelState::bind_layer(const ModelSpec& spec, int64_t i) {
+  const std::string prefix = "layers." + std::to_string(i) + ".";
+  LayerWeights& layer = layers_[i];
+  layer.attn_norm = bind(prefix + "attn_norm");
+  layer.qkv = bind(prefix + "qkv");
+  if (spec.qk_norm) {
+    layer.q_norm = bind(prefix + "q_norm");
+    layer.k_norm = bind(prefix + "k_norm");
   }
+  layer.attn_proj = bind(prefix + "attn_proj");
+  layer.mlp_norm = bind(prefix + "mlp_norm");
+  if (!spec.is_moe(i)) {
+    layer.mlp_fc1 = bind(prefix + "mlp_fc1");
+    layer.mlp_fc2 = bind(prefix + "mlp_fc2");
+    return;
+  }
+  layer.router = bind(prefix + "router");
+  layer.router_bias = at::zeros({spec.experts}, at::kFloat);
+  layer.expert_fc1 = bind(prefix + "expert_fc1");
+  layer.expert_fc2 = bind(prefix + "expert_fc2");
+  if (spec.shared_ffn > 0) {
+    layer.shared_fc1 = bind(prefix + "shared_fc1");
+    layer.shared_fc2 = bind(prefix + "shared_fc2");
+  }
+}
+
+at::Tensor ModelState::counted_dense_gradient() const {
+  return dense_.grad.narrow(0, 0, parameter_layout_.counted_dense_elements());
+}
+
+at::Tensor ModelState::tied_gradient() const {
+  if (!shares_embedding_) return {};
+  return view(dense_.grad, parameter_layout_.find("embed_tokens"));
 }
 
 void ModelState::init_parameters(uint64_t seed, int64_t ep_rank) {
@@ -87,8 +106,8 @@ void ModelState::init_parameters(uint64_t seed, int64_t ep_rank) {
     if (is_norm(parameter)) {
       tensor.fill_(1.0);
     } else if (parameter.group == ParameterGroup::kDense) {
-      at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(
-          mix_seed(seed, parameter.name));
+      at::Generator generator =
+          at::make_generator<at::CPUGeneratorImpl>(mix_seed(seed, parameter.name));
       tensor.normal_(0.0, kInitStd, generator);
     } else {
       for (int64_t e = 0; e < experts_local_; ++e) {

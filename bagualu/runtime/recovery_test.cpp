@@ -23,19 +23,11 @@ std::vector<size_t> records(const std::vector<MemoryPoint>& points) {
   return found;
 }
 
-std::vector<LayerLoad> loads_of(const RunnerRig& rig) {
-  std::vector<LayerLoad> loads(rig.graph.layers);
-  for (int layer = 0; layer < rig.graph.layers; ++layer) {
-    if (rig.spec.is_moe(layer)) loads[layer] = rig.executor.routing(layer).load;
-  }
-  return loads;
-}
-
 TEST(Recovery, EveryFailedMicrobatchGivesAllBytesBackAndTheNextHasTheSameBits) {
   RunnerRig rig(rich_moe_spec(), small_options());
   PlanSource save_all(uniform_plan(rig.graph, kSave));
   const Numbers expected = rig.numbers(rig.run(save_all));
-  const MemoryTable table = memory_table(rig.graph, loads_of(rig));
+  const MemoryTable table = memory_table(rig.graph, rig.loads);
   const int64_t base = rig.arena.live_bytes();
   Random random(23);
   std::map<std::string, int> failed_in;
@@ -107,8 +99,8 @@ TEST(Recovery, ATrainerGoesOnAsIfTheFailedStepsHadNotBeen) {
   ModelSpec spec = rich_moe_spec();
   spec.aux_loss_coef = 0.01;
   spec.router_bias_rate = 0.001;
-  Trainer undisturbed(spec, trainer_options(), "", "", "");
-  Trainer disturbed(spec, trainer_options(), "", "", "");
+  Trainer undisturbed(spec, trainer_options(), TrainerGroups{});
+  Trainer disturbed(spec, trainer_options(), TrainerGroups{});
   Random random(29);
   int failures = 0;
   for (int64_t step = 0; step < 12; ++step) {
@@ -137,8 +129,8 @@ TEST(Recovery, ATrainerGoesOnAsIfTheFailedStepsHadNotBeen) {
 
 TEST(Recovery, EvaluationBetweenStepsChangesNothing) {
   DeviceArena& arena = DeviceArena::install(BudgetCounter::kNoBudget);
-  Trainer quiet(rich_moe_spec(), trainer_options(), "", "", "");
-  Trainer watched(rich_moe_spec(), trainer_options(), "", "", "");
+  Trainer quiet(rich_moe_spec(), trainer_options(), TrainerGroups{});
+  Trainer watched(rich_moe_spec(), trainer_options(), TrainerGroups{});
   for (int64_t step = 0; step < 6; ++step) {
     const Numbers expected = step_numbers(quiet, quiet.step(step_input(quiet, step)));
     const at::Tensor held_out = step_input(watched, 100 + step).tokens;

@@ -1,5 +1,4 @@
-// A micro-batch runner of one rank with everything under it, for tests, and policies that do as a
-// test says.
+// A runner of one rank with everything under it, for tests, and policies that do as a test says.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,7 +11,7 @@
 #include <vector>
 
 #include "bagualu/graph/test_models.h"
-#include "bagualu/runtime/microbatch_runner.h"
+#include "bagualu/runtime/pipeline_runner.h"
 #include "bagualu/runtime/trainer.h"
 #include "bagualu/runtime/transfer_cpu.h"
 
@@ -72,6 +71,12 @@ inline std::vector<std::string> differences(const Numbers& a, const Numbers& b) 
 }
 
 class RunnerRig {
+  struct Watch final : ExecutorObserver {
+    explicit Watch(const std::function<void(const Action&)>& call) : call(call) {}
+    void on_action(const StageAction& of, int64_t, int64_t) override { call(of.action); }
+    const std::function<void(const Action&)>& call;
+  };
+
  public:
   RunnerRig(const ModelSpec& model, const TrainerOptions& settings)
       : arena(DeviceArena::install(BudgetCounter::kNoBudget)),
@@ -80,13 +85,13 @@ class RunnerRig {
         graph(trainer_graph(spec, options)),
         alone("", 0, 1),
         state(spec, options.layout, options.shape.dtype),
-        store(arena, host, transfers, {.verify_checksums = true}),
-        executor(graph, spec,
+        executor({ExecutorStage{.graph = &graph}}, spec,
                  {options.shape.micro_batch_size, options.shape.seq, options.shape.dtype,
-                  options.chunk_rows},
-                 state, alone, store),
-        runner(graph, executor, arena, host) {
+                  options.chunk_rows, {.verify_checksums = true}},
+                 state, {alone}, {arena, host, transfers}),
+        runner(executor, arena, host, alone) {
     state.init_parameters(options.seed, 0);
+    loads.resize(graph.layers);
     at::manual_seed(static_cast<int64_t>(options.seed) + 1);
     const at::Tensor tokens = at::randint(spec.vocab, {graph.tokens + 1}, at::kLong);
     ids = tokens.narrow(0, 0, graph.tokens).clone();
@@ -101,7 +106,26 @@ class RunnerRig {
     input.routing = routing;
     input.dropout_seed = 99;
     input.loss_scale = 1.0 / static_cast<double>(graph.tokens);
-    return runner.train(input, policy, balanced_load(spec, options));
+    context = {.graph = &graph,
+               .cost = &cost,
+               .balanced = balanced_load(spec, options),
+               .worst_case = bounding_load(spec, options)};
+    runner.set_stages({{0, &context, &policy}}, {});
+    if (on_action) executor.add_observer(&watch);
+    const RankProgram program{{{0, PassKind::kForward, 0}, {0, PassKind::kBackward, 0}}, {}, {}};
+    PassesReport passes;
+    try {
+      passes = runner.train(program, [&](int, int, int64_t) { return input; });
+    } catch (...) {
+      executor.remove_observer(&watch);
+      throw;
+    }
+    executor.remove_observer(&watch);
+    MicrobatchReport& report = passes.microbatches.front();
+    for (int layer = 0; layer < graph.layers; ++layer) {
+      if (report.routing[layer]) loads[layer] = report.routing[layer]->load;
+    }
+    return std::move(report);
   }
 
   Numbers numbers(const MicrobatchReport& report) const {
@@ -120,10 +144,20 @@ class RunnerRig {
   ModelState state;
   HostArena host;
   CpuTransferEngine transfers;
-  ActivationStore store;
   Executor executor;
-  MicrobatchRunner runner;
+  PipelineRunner runner;
+  CostTable cost = [this] {
+    CostTable none;
+    none.forward.resize(graph.ops.size());
+    none.backward.resize(graph.ops.size());
+    none.rebuild.resize(graph.units.size());
+    return none;
+  }();
+  ProvisionContext context;
   at::Tensor ids, targets;
+  std::function<void(const Action&)> on_action;  ///< called after every action of run()
+  Watch watch{on_action};
+  std::vector<LayerLoad> loads;  ///< of the last run
 };
 
 /// Pieces of 5 rows, so that experts have several and most end in the middle of a vector.

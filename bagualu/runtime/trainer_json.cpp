@@ -30,10 +30,15 @@ void read_spikes(const Json& list, const ModelSpec& spec, const TrainerOptions& 
 
 std::string residency_text(ResidencyId id) { return std::string(residencies()[id].name); }
 
-Json residency_counts(const Graph& graph, const StepReport& report) {
+const Graph& graph_of(const Trainer& trainer, const MicrobatchReport& microbatch) {
+  return trainer.stages()[static_cast<size_t>(microbatch.stage)]->graph;
+}
+
+Json residency_counts(const Trainer& trainer, const StepReport& report) {
   std::map<std::string, int64_t> counts;
   for (const char* name : {"save", "recompute", "offload"}) counts[name] = 0;
-  for (const MicrobatchReport& microbatch : report.microbatches) {
+  for (const MicrobatchReport& microbatch : report.passes.microbatches) {
+    const Graph& graph = graph_of(trainer, microbatch);
     for (size_t u = 0; u < graph.units.size(); ++u) {
       if (!graph.units[u].pinned) ++counts[residency_text(microbatch.plan.residency[u])];
     }
@@ -41,30 +46,40 @@ Json residency_counts(const Graph& graph, const StepReport& report) {
   return counts;
 }
 
-void append_mitigations(const Graph& graph, const StepReport& report,
-                        const std::vector<MicrobatchReport>& microbatches, Json& list) {
-  for (size_t m = 0; m < microbatches.size(); ++m) {
-    const MicrobatchReport& microbatch = microbatches[m];
+Json mitigation_actions(const Graph& graph, const MicrobatchReport& microbatch,
+                        const DecisionRecord& decision) {
+  Json actions = Json::array();
+  for (int unit : decision.changed_units) {
+    int64_t bytes = 0;
+    for (int s : graph.units[unit].storages) {
+      const int layer = graph.storages[s].layer;
+      const bool routed = layer >= 0 && microbatch.routing[static_cast<size_t>(layer)].has_value();
+      LayerLoad load;
+      if (routed) load.rows = microbatch.routing[static_cast<size_t>(layer)]->load.rows;
+      bytes += graph.storages[s].bytes.eval(graph.tokens, load);
+    }
+    actions.push_back({{"unit", graph.units[unit].name},
+                       {"residency", residency_text(microbatch.plan.residency[unit])},
+                       {"bytes", bytes}});
+  }
+  return actions;
+}
+
+void append_mitigations(const Trainer& trainer, const std::vector<MicrobatchReport>& microbatches,
+                        Json& list) {
+  for (const MicrobatchReport& microbatch : microbatches) {
+    const TrainerStage& stage = *trainer.stages()[static_cast<size_t>(microbatch.stage)];
     for (const DecisionRecord& decision : microbatch.decisions) {
       if (!decision.mitigated || decision.changed_units.empty()) continue;
-      Json actions = Json::array();
-      for (int unit : decision.changed_units) {
-        int64_t bytes = 0;
-        for (int s : graph.units[unit].storages) {
-          const int layer = graph.storages[s].layer;
-          LayerLoad load;
-          if (layer >= 0) load.rows = report.rows[m][layer];
-          bytes += graph.storages[s].bytes.eval(graph.tokens, load);
-        }
-        actions.push_back({{"unit", graph.units[unit].name},
-                           {"residency", residency_text(microbatch.plan.residency[unit])},
-                           {"bytes", bytes}});
-      }
-      list.push_back({{"microbatch", m},
-                      {"layer", decision.gate < 0 ? -1 : graph.gates[decision.gate].layer},
+      const int64_t layer =
+          decision.gate < 0
+              ? -1
+              : stage.layer(stage.graph.gates[static_cast<size_t>(decision.gate)].layer);
+      list.push_back({{"microbatch", microbatch.microbatch},
+                      {"layer", layer},
                       {"load_imbalance", decision.load_imbalance},
                       {"needed_bytes", decision.needed_bytes},
-                      {"actions", actions},
+                      {"actions", mitigation_actions(stage.graph, microbatch, decision)},
                       {"cost_ns", decision.exposed_ns}});
     }
   }
@@ -72,9 +87,38 @@ void append_mitigations(const Graph& graph, const StepReport& report,
 
 Json mitigations(const Trainer& trainer, const StepReport& report) {
   Json list = Json::array();
-  append_mitigations(trainer.graph(), report, report.discarded, list);
-  append_mitigations(trainer.graph(), report, report.microbatches, list);
+  append_mitigations(trainer, report.discarded, list);
+  append_mitigations(trainer, report.passes.microbatches, list);
   return list;
+}
+
+// By layer of the model, the most rows this rank's experts got in one micro-batch.
+std::vector<int64_t> most_rows(const Trainer& trainer, const StepReport& report) {
+  std::vector<int64_t> rows(report.imbalance.size(), 0);
+  for (const MicrobatchReport& microbatch : report.passes.microbatches) {
+    const TrainerStage& stage = *trainer.stages()[static_cast<size_t>(microbatch.stage)];
+    for (const GateSpec& gate : stage.graph.gates) {
+      int64_t& most = rows[static_cast<size_t>(stage.layer(gate.layer))];
+      most = std::max(most, microbatch.routing[static_cast<size_t>(gate.layer)]->load.rows);
+    }
+  }
+  return rows;
+}
+
+void append_units(const TrainerStage& stage, Json& units) {
+  const Graph& graph = stage.graph;
+  for (size_t u = 0; u < graph.units.size(); ++u) {
+    Json allowed = Json::array();
+    for (size_t r = 0; r < residencies().size(); ++r) {
+      const auto residency = static_cast<ResidencyId>(r);
+      if (uniform_plan(graph, residency).residency[u] == residency) {
+        allowed.push_back(residency_text(residency));
+      }
+    }
+    units.push_back({{"name", graph.units[u].name},
+                     {"layer", graph.units[u].layer < 0 ? -1 : stage.layer(graph.units[u].layer)},
+                     {"allowed", allowed}});
+  }
 }
 
 }  // namespace
@@ -85,6 +129,7 @@ void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOp
   const Json& spikes = reader.raw("spikes");
   const Json& recorded = reader.raw("routing");
   input.want_memory = reader.has("want_memory") && reader.boolean("want_memory");
+  input.want_trace = reader.has("want_trace") && reader.boolean("want_trace");
   input.stop_requested = reader.has("stop_requested") && reader.boolean("stop_requested");
   reader.finish();
   const bool has_spikes = spikes.is_array() && !spikes.empty();
@@ -122,11 +167,7 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
     }
   };
   for (const MicrobatchReport& microbatch : report.discarded) add(microbatch);
-  for (const MicrobatchReport& microbatch : report.microbatches) add(microbatch);
-  std::vector<int64_t> rows(report.imbalance.size(), 0);
-  for (const std::vector<int64_t>& counts : report.rows) {
-    for (size_t l = 0; l < rows.size(); ++l) rows[l] = std::max(rows[l], counts[l]);
-  }
+  for (const MicrobatchReport& microbatch : report.passes.microbatches) add(microbatch);
   Json memory = nullptr;
   if (!report.memory.empty()) {
     memory = Json::array();
@@ -142,8 +183,8 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
           {"end_bytes", report.end_bytes},
           {"host_end_bytes", report.host_end_bytes},
           {"host_peak_bytes", host_peak},
-          {"rows", rows},
-          {"residencies", residency_counts(trainer.graph(), report)},
+          {"rows", most_rows(trainer, report)},
+          {"residencies", residency_counts(trainer, report)},
           {"bytes_recomputed", recomputed},
           {"bytes_offloaded", offloaded},
           {"bytes_encoded", encoded},
@@ -162,20 +203,9 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
           {"memory", memory}};
 }
 
-Json units_to_json(const Graph& graph) {
+Json units_to_json(const Trainer& trainer) {
   Json units = Json::array();
-  for (size_t u = 0; u < graph.units.size(); ++u) {
-    Json allowed = Json::array();
-    for (size_t r = 0; r < residencies().size(); ++r) {
-      const auto residency = static_cast<ResidencyId>(r);
-      if (uniform_plan(graph, residency).residency[u] == residency) {
-        allowed.push_back(residency_text(residency));
-      }
-    }
-    units.push_back({{"name", graph.units[u].name},
-                     {"layer", graph.units[u].layer},
-                     {"allowed", allowed}});
-  }
+  for (const auto& stage : trainer.stages()) append_units(*stage, units);
   return units;
 }
 

@@ -7,9 +7,9 @@
 
 namespace bagualu {
 
-/// A step's extras from the caller: {"spikes":[{"layers":[..],"factor":2.6}], "routing":[[[counts per
-/// expert] per layer] per micro-batch] | null, "want_memory":bool, "stop_requested":bool}.
-/// Throws: InvalidInput
+/// A step's extras from the caller: {"spikes":[{"layers":[..],"factor":2.6}], "routing":[[[counts
+/// per expert] per layer] per micro-batch] | null, "want_memory":bool, "want_trace":bool,
+/// "stop_requested":bool}. Throws: InvalidInput
 void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOptions& options,
                       int64_t microbatches, StepInput& input);
 
@@ -19,6 +19,6 @@ Json step_to_json(const Trainer& trainer, const StepReport& report);
 Json to_json(const MemoryForecast& forecast);
 
 /// What a plan may say: [{"name":"layer0.qkv","layer":0,"allowed":["save","recompute",...]}].
-Json units_to_json(const Graph& graph);
+Json units_to_json(const Trainer& trainer);
 
 }  // namespace bagualu

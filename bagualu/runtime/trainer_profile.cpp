@@ -40,6 +40,33 @@ class Samples {
   std::map<int64_t, std::vector<int64_t>> by_x_;
 };
 
+// Time of every operator of one micro-batch; of a communication, from its issue to its end.
+class OpTimer final : public ExecutorObserver {
+ public:
+  struct Times {
+    std::vector<int64_t> forward_ns, backward_ns;  ///< by op
+  };
+
+  explicit OpTimer(const Executor& executor) : executor_(executor) {}
+  void on_action(const StageAction& of, int64_t begin_ns, int64_t end_ns) override {
+    const auto [kind, id] = of.action;
+    const Graph& graph = executor_.graph(of.slot);
+    Times& all = times[&graph];
+    all.forward_ns.resize(graph.ops.size(), 0);
+    all.backward_ns.resize(graph.ops.size(), 0);
+    if (kind == ActionKind::kForward || kind == ActionKind::kForwardEnd) {
+      all.forward_ns[static_cast<size_t>(id)] += end_ns - begin_ns;
+    } else if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardEnd) {
+      all.backward_ns[static_cast<size_t>(id)] += end_ns - begin_ns;
+    }
+  }
+
+  std::map<const Graph*, Times> times;
+
+ private:
+  const Executor& executor_;
+};
+
 // The survival plan whatever happens, so that a profile fits into any legal budget.
 class SurvivalPolicy final : public Policy {
  public:
@@ -156,41 +183,65 @@ int64_t probe_bytes(const DeviceArena& arena, const HostArena& host) {
 }  // namespace
 
 // Runs micro-batches of random tokens whose routing is forced to even and to one hot rank after the
-// other, so that every operator is timed at the loads that matter, inside its real step.
+// other, so that every operator is timed at the loads that matter, inside its real step. With
+// several stages one micro-batch at a time goes through all of them.
 Json Trainer::measure_profile() {
   std::map<std::string, Samples> forward, backward;
   Samples fc1, act;
-  SurvivalPolicy policy(graph_);
-  const int64_t moe_layers = spec_.moe_layers();
+  std::vector<std::unique_ptr<SurvivalPolicy>> policies;
+  std::vector<RankStage> list;
+  for (auto& stage : stages_) {
+    stage->cost.forward.resize(stage->graph.ops.size());
+    stage->cost.backward.resize(stage->graph.ops.size());
+    stage->cost.rebuild.resize(stage->graph.units.size());
+    stage->context = {.graph = &stage->graph,
+                      .cost = &stage->cost,
+                      .balanced = balanced_,
+                      .worst_case = worst_case_};
+    policies.push_back(std::make_unique<SurvivalPolicy>(stage->graph));
+    list.push_back({stage->number, &stage->context, policies.back().get()});
+  }
+  runner_.set_stages(std::move(list), {});
+  TrainerOptions alone = options_;
+  alone.overlap = false;
+  const RankProgram program = make_program(alone, 1);
   const auto run = [&](int64_t hot_rank, bool record) {
     RoutingOverride routing;
-    if (moe_layers > 0) {
-      routing.tokens_per_expert.assign(
-          spec_.layers, forced_counts(spec_.experts, ep_.size(), graph_.tokens * ep_.size(),
-                                      spec_.top_k, hot_rank));
-    }
-    executor_.set_observer([&](const Action& action, int64_t ns) {
-      if (!record || (action.kind != ActionKind::kForward && action.kind != ActionKind::kBackward)) {
-        return;
-      }
-      const OpSpec& op = graph_.ops[action.id];
-      auto& samples = action.kind == ActionKind::kForward ? forward : backward;
-      const int64_t x = scales_with_rows(op.kind) ? executor_.routing(op.layer).load.rows
-                                                  : graph_.tokens;
-      samples[std::string(op_kind_name(op.kind))].add(x, ns);
-    });
-    MicrobatchInput input;
-    input.ids = ids_;
-    input.targets = targets_;
-    input.routing = moe_layers > 0 ? &routing : nullptr;
-    runner_.train(input, policy, balanced_);
-    executor_.set_observer({});
-    if (!record || moe_layers == 0) return;
+    routing.tokens_per_expert.resize(static_cast<size_t>(spec_.layers));
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       if (!spec_.is_moe(layer)) continue;
-      const int64_t rows = executor_.routing(static_cast<int>(layer)).load.rows;
-      fc1.add(rows, executor_.expert_times().fc1_ns / moe_layers);
-      act.add(rows, executor_.expert_times().act_ns / moe_layers);
+      routing.tokens_per_expert[static_cast<size_t>(layer)] = forced_counts(
+          spec_.experts, ep_.size(), options_.shape.tokens() * ep_.size(), spec_.top_k, hot_rank);
+    }
+    OpTimer timer(executor_);
+    executor_.add_observer(&timer);
+    const PassesReport report = runner_.train(program, [&](int, int, int64_t) {
+      MicrobatchInput input;
+      input.ids = ids_[0];
+      input.targets = targets_[0];
+      input.routing = spec_.moe_layers() > 0 ? &routing : nullptr;
+      return input;
+    });
+    executor_.remove_observer(&timer);
+    if (!record) return;
+    for (const MicrobatchReport& microbatch : report.microbatches) {
+      const Graph& graph = stages_[static_cast<size_t>(microbatch.stage)]->graph;
+      const OpTimer::Times& times = timer.times.at(&graph);
+      for (size_t i = 0; i < graph.ops.size(); ++i) {
+        const OpSpec& op = graph.ops[i];
+        const auto layer = static_cast<size_t>(std::max(op.layer, 0));
+        const int64_t x =
+            scales_with_rows(op.kind) ? microbatch.routing[layer]->load.rows : graph.tokens;
+        const std::string kind(op_kind_name(op.kind));
+        forward[kind].add(x, times.forward_ns[i]);
+        if (op.has_backward) backward[kind].add(x, times.backward_ns[i]);
+      }
+      const auto gates = static_cast<int64_t>(graph.gates.size());
+      for (const GateSpec& gate : graph.gates) {
+        const int64_t rows = microbatch.routing[static_cast<size_t>(gate.layer)]->load.rows;
+        fc1.add(rows, microbatch.expert_times.fc1_ns / gates);
+        act.add(rows, microbatch.expert_times.act_ns / gates);
+      }
     }
   };
   run(-1, false);  // first touch of every buffer and kernel
@@ -205,8 +256,8 @@ Json Trainer::measure_profile() {
   Json ops = Json::object();
   for (const auto& [kind, samples] : forward) {
     ops[kind]["forward"] = samples.points();
-    ops[kind]["backward"] = backward.count(kind) > 0 ? backward.at(kind).points()
-                                                     : Json::array({Json::array({0, 0})});
+    ops[kind]["backward"] =
+        backward.count(kind) > 0 ? backward.at(kind).points() : Json::array({Json::array({0, 0})});
   }
   Json rebuild = Json::object();
   if (!fc1.empty()) rebuild = {{"expert_fc1", fc1.points()}, {"moe_act", act.points()}};

@@ -3,9 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "bagualu/runtime/deadline.h"
 
 namespace bagualu {
 
@@ -26,19 +30,6 @@ struct CopyTicket {
   friend bool operator==(const CopyTicket&, const CopyTicket&) = default;
 };
 
-/// A wait gave up; the copy still runs, so its memory must not be freed yet.
-class DeadlineExceeded : public std::runtime_error {
- public:
-  DeadlineExceeded(Direction direction, std::string label, int64_t timeout_ns);
-
-  Direction direction() const { return direction_; }
-  const std::string& label() const { return label_; }
-
- private:
-  Direction direction_;
-  std::string label_;
-};
-
 /// A copy ended without its bytes being there: it failed, was cancelled, or its `after` did not
 /// succeed.
 class TransferFailed : public std::runtime_error {
@@ -55,16 +46,25 @@ struct TransferStats {
   int64_t wait_ns = 0;
 };
 
+/// One copy as it happened, on the steady clock (the fake engine: on its own).
+struct CopyRecord {
+  CopyTicket ticket;
+  int64_t size_bytes = 0;
+  int64_t issued_ns = 0;
+  int64_t begin_ns = 0;  ///< it really started
+  int64_t end_ns = 0;
+};
+
 /// Copies between device and host memory, beside the computation.
 /// Invariants: copies of one direction run one after the other in the order of issue; the two
 ///          directions run at once; a copy starts only after its `after` succeeded. As `after` is
 ///          always issued earlier, no set of copies can wait in a circle.
-/// Threads: copy, wait, query, cancel and stats from any thread.
+/// Threads: any.
 /// Destructor: finishes every issued copy.
 class TransferEngine {
  public:
   static constexpr int64_t kNoTimeout = std::numeric_limits<int64_t>::max();
-  static constexpr int64_t kDefaultTimeoutNs = int64_t{60} * 1'000'000'000;
+  static constexpr int64_t kDefaultTimeoutNs = int64_t{30} * 1'000'000'000;
 
   virtual ~TransferEngine() = default;
 
@@ -85,8 +85,24 @@ class TransferEngine {
   virtual void cancel(CopyTicket ticket) noexcept = 0;
 
   virtual TransferStats stats() const = 0;
+
+  /// While on, every copy that ends leaves a record.
+  void set_recording(bool on);
+  /// Records since the last call, in the order of ending.
+  std::vector<CopyRecord> take_records();
+
+ protected:
+  /// For the engines; from any thread.
+  void record(const CopyRecord& copy);
+
+ private:
+  std::mutex records_mutex_;
+  bool recording_ = false;
+  std::vector<CopyRecord> records_;
 };
 
+/// "H2D copy of LABEL".
+std::string transfer_text(Direction direction, std::string_view label);
 /// "H2D copy of LABEL failed: CAUSE".
 std::string transfer_failure_text(Direction direction, std::string_view label,
                                   std::string_view cause);

@@ -14,6 +14,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::array kBothDirections = {Direction::kD2H, Direction::kH2D};
 
+int64_t ns_of(Clock::time_point at) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
 int64_t ns_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
@@ -50,7 +54,8 @@ CopyTicket CpuTransferEngine::copy(Direction direction, void* dst, const void* s
   const std::lock_guard lock(mutex_);
   check_issued(after);
   Lane& to = lane(direction);
-  to.queue.push_back({to.issued + 1, dst, src, size_bytes, after, std::move(label), false});
+  to.queue.push_back({to.issued + 1, dst, src, size_bytes, after, std::move(label), false,
+                      ns_of(Clock::now()), 0});
   ++to.issued;
   to.work.notify_one();
   return {direction, to.issued};
@@ -73,7 +78,7 @@ void CpuTransferEngine::wait(CopyTicket ticket, int64_t timeout_ns) {
     if (!in_time) {
       const Lane& from = lane(ticket.direction);
       const auto& job = from.queue.at(ticket.sequence - from.ended - 1);
-      throw DeadlineExceeded(ticket.direction, job.label, timeout_ns);
+      throw DeadlineExceeded(transfer_text(ticket.direction, job.label), job.label, timeout_ns);
     }
   }
   if (const std::string* cause = failure(ticket)) {
@@ -110,22 +115,25 @@ void CpuTransferEngine::work(Direction direction) {
       return;
     }
     // References into a deque survive push_back, and only this thread pops.
-    const Job& job = mine.queue.front();
+    Job& job = mine.queue.front();
     std::string cause = run(direction, job, lock);
     if (cause.empty()) {
       stats_.copied_bytes[static_cast<size_t>(direction)] += job.size_bytes;
     } else {
       mine.failures.emplace(job.sequence, transfer_failure_text(direction, job.label, cause));
     }
+    record({{direction, job.sequence}, job.size_bytes, job.issued_ns, job.begin_ns,
+            ns_of(Clock::now())});
     mine.queue.pop_front();
     ++mine.ended;
     ended_.notify_all();
   }
 }
 
-std::string CpuTransferEngine::run(Direction direction, const Job& job,
+std::string CpuTransferEngine::run(Direction direction, Job& job,
                                    std::unique_lock<std::mutex>& lock) {
   ended_.wait(lock, [&] { return job.cancelled || has_ended(job.after); });
+  job.begin_ns = ns_of(Clock::now());
   if (job.cancelled) {
     return "cancelled";
   }

@@ -45,6 +45,8 @@ class CpuTransferEngine final : public TransferEngine {
     CopyTicket after;
     std::string label;
     bool cancelled;
+    int64_t issued_ns;
+    int64_t begin_ns;
   };
   /// One direction. A job stays at the front of the queue while it runs.
   struct Lane {
@@ -59,7 +61,7 @@ class CpuTransferEngine final : public TransferEngine {
   Lane& lane(Direction direction) { return lanes_[static_cast<size_t>(direction)]; }
   void work(Direction direction);
   /// Runs the job; returns its failure, empty for success.
-  std::string run(Direction direction, const Job& job, std::unique_lock<std::mutex>& lock);
+  std::string run(Direction direction, Job& job, std::unique_lock<std::mutex>& lock);
   void move_bytes(const Job& job);
   bool is_cancelled(const Job& job) const;
   bool has_ended(CopyTicket ticket);

@@ -45,7 +45,7 @@ CopyTicket FakeTransferEngine::copy(Direction direction, void* dst, const void* 
   }
   Lane& to = lane(direction);
   std::uniform_int_distribution<int64_t> delay(0, options_.max_delay_ns);
-  to.queue.push_back({++to.issued, dst, src, size_bytes, after, std::move(label), delay(random_),
+  to.queue.push_back({++to.issued, dst, src, size_bytes, after, std::move(label), delay(random_), now_ns_,
                       std::exchange(to.next_failure, std::nullopt)});
   return {direction, to.issued};
 }
@@ -60,8 +60,8 @@ void FakeTransferEngine::wait(CopyTicket ticket, int64_t timeout_ns) {
       BGL_CHECK(deadline_ns != kNoTimeout, direction_name(ticket.direction), ticket.sequence);
       stats_.wait_ns += now_ns_ - start_ns;
       const Lane& from = lane(ticket.direction);
-      throw DeadlineExceeded(ticket.direction,
-                             from.queue.at(ticket.sequence - from.ended - 1).label, timeout_ns);
+      const std::string& label = from.queue.at(ticket.sequence - from.ended - 1).label;
+      throw DeadlineExceeded(transfer_text(ticket.direction, label), label, timeout_ns);
     }
   }
   stats_.wait_ns += now_ns_ - start_ns;
@@ -170,6 +170,10 @@ void FakeTransferEngine::end_front(Direction direction) {
     }
     stats_.copied_bytes[static_cast<size_t>(direction)] += job.size_bytes;
   }
+  // Its delay is all of its time: it starts when the one before it ended.
+  record({{direction, job.sequence}, job.size_bytes, job.issued_ns,
+          std::max(job.issued_ns, from.last_end_ns), now_ns_});
+  from.last_end_ns = now_ns_;
   from.queue.pop_front();
   ++from.ended;
 }

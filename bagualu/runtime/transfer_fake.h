@@ -53,12 +53,14 @@ class FakeTransferEngine final : public TransferEngine {
     CopyTicket after;
     std::string label;
     int64_t left_ns;
+    int64_t issued_ns;
     std::optional<std::string> failure;
   };
   struct Lane {
     std::deque<Job> queue;
     uint64_t issued = 0;
     uint64_t ended = 0;
+    int64_t last_end_ns = 0;
     std::map<uint64_t, std::string> failures;
     std::optional<std::string> next_failure;
     bool stalled = false;
