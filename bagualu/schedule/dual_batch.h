@@ -158,8 +158,13 @@ struct SolveOptions {
   int beam = 8;
   /// If the beams did not suffice: the exact search, whose end proves the optimum.
   bool exact = true;
-  /// Work limit of all searches together, in labels; deterministic, unlike a deadline.
-  int64_t max_labels = 2'000'000;
+  /// With more chain operators than this, runs of one resource are searched as one operator first.
+  int fuse_above_ops = 40;
+  /// With more pairs of layers with communication than this, the first pass goes window by window.
+  int window_layers = 4;
+  /// Work limit of all searches together; deterministic, unlike a deadline. About 0.2 us and 200
+  /// bytes each.
+  int64_t max_labels = 200'000;
   /// Wall time for the call; the best order so far is returned when it is over. 0: none. Orders may
   /// then differ between ranks, which is harmless exactly if comm_order is given.
   int64_t deadline_ns = 0;

@@ -19,14 +19,17 @@ int64_t DualBatchSearch::now_ns() {
       .count();
 }
 
-void DualBatchSearch::prepare(const DualBatchInstance& instance, const PrecedenceTimes& times) {
+bool DualBatchSearch::prepare(const DualBatchInstance& instance, const PrecedenceTimes& times,
+                              size_t most_states) {
   model_.build(instance, times);
+  if (model_.states() > most_states) return false;
   compute_rest_.assign(model_.states(), -1);
+  return true;
 }
 
 void DualBatchSearch::begin_pass() {
   heads_.assign(model_.states(), kNone);
-  used_ = 0;
+  used_ = next_look_ = 0;
   last_ = kNone;
   outcome_ = {};
   outcome_.discarded_bound_ns = std::numeric_limits<int64_t>::max();
@@ -77,6 +80,7 @@ void DualBatchSearch::gather(size_t index) {
   }
   const size_t beam = static_cast<size_t>(limits_.beam);
   if (beam == 0 || entries_.size() <= beam) return;
+  if (entries_[beam].bound_ns < limits_.below_ns) outcome_.truncated = true;
   discard(entries_[beam].bound_ns);
   entries_.resize(beam);
 }
@@ -97,7 +101,11 @@ void DualBatchSearch::visit(const SearchState& state) {
 
 bool DualBatchSearch::out_of_limits() {
   if (limits_.max_labels > 0 && used_ >= limits_.max_labels) return true;
-  return limits_.deadline_at_ns > 0 && now_ns() >= limits_.deadline_at_ns;
+  // A look at the clock costs as much as half a label.
+  constexpr int kLabelsPerLook = 64;
+  if (limits_.deadline_at_ns == 0 || used_ < next_look_) return false;
+  next_look_ = used_ + kLabelsPerLook;
+  return now_ns() >= limits_.deadline_at_ns;
 }
 
 void DualBatchSearch::expand(const SearchState& state, int node) {

@@ -28,6 +28,7 @@ struct SearchOutcome {
   /// bounds the optimum.
   int64_t discarded_bound_ns = 0;
   bool complete = false;  ///< neither the labels nor the time ran out
+  bool truncated = false;  ///< the beam left out labels that could have mattered
   int64_t labels = 0;
 };
 
@@ -35,7 +36,8 @@ struct SearchOutcome {
 class DualBatchSearch {
  public:
   /// `instance` and `times` outlive the passes.
-  void prepare(const DualBatchInstance& instance, const PrecedenceTimes& times);
+  /// Returns: false, and nothing is prepared, if that needs more than `most_states` states.
+  bool prepare(const DualBatchInstance& instance, const PrecedenceTimes& times, size_t most_states);
   /// Splits both chains at these points, see LabelModel::set_cuts().
   void set_cuts(const std::vector<LabelModel::Cut>& cuts) { model_.set_cuts(cuts); }
 
@@ -77,6 +79,7 @@ class DualBatchSearch {
   std::vector<int64_t> labels_;
   std::vector<Entry> entries_;  ///< labels of the state in work
   int used_ = 0;
+  int next_look_ = 0;  ///< at the clock, in labels
   int last_ = -1;
 };
 

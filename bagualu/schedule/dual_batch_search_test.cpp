@@ -148,7 +148,7 @@ int64_t search_ns(const DualBatchInstance& instance) {
   PrecedenceTimes times;
   times.build(instance);
   DualBatchSearch search;
-  search.prepare(instance, times);
+  EXPECT_TRUE(search.prepare(instance, times, 1'000'000));
   SearchLimits limits;
   limits.below_ns = std::numeric_limits<int64_t>::max();
   const SearchOutcome outcome = search.pass(limits);

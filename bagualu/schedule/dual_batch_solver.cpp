@@ -10,6 +10,35 @@ namespace bagualu {
 namespace {
 
 constexpr int64_t kMillion = 1'000'000;
+constexpr int kFirstBeam = 2;
+// Larger tables cost more than fixed and greedy orders leave to gain.
+constexpr size_t kMostStates = 4'000'000;
+
+// Where both chains stand after each `layers` pairs of layers with communication. The backward's
+// compute behind its last communication belongs to the window before.
+std::vector<LabelModel::Cut> window_cuts(const DualBatchInstance& instance, int layers) {
+  const std::vector<ScheduleItem> comm =
+      instance.comm_order.empty() ? pinned_comm_order(instance) : instance.comm_order;
+  std::vector<LabelModel::Cut> cuts;
+  LabelModel::Cut now;
+  int pairs = 0;
+  int layer = 0;
+  for (const ScheduleItem& item : comm) {
+    if (item.kind == ItemKind::kForward) {
+      now.forward = item.index + 1;
+      continue;
+    }
+    const int own = instance.backward[item.index].layer;
+    if (pairs == 0 || own != layer) {
+      if (pairs > 0 && pairs % layers == 0) {
+        cuts.push_back({now.forward, item.index});
+      }
+      ++pairs;
+    }
+    layer = own;
+  }
+  return cuts;
+}
 
 }  // namespace
 
@@ -25,7 +54,7 @@ DualBatchSchedule DualBatchSolver::solve(const DualBatchInstance& instance,
   best_.bound_ns = precedence_bound_ns(times_, jobs_);
   best_.order = fixed_order(instance);
   best_.makespan_ns = issue_all(instance, best_.order, state_);
-  if (!good_enough()) offer(greedy_order(instance, times_, state_), ScheduleSource::kGreedy);
+  if (!best_.optimal()) offer(greedy_order(instance, times_, state_), ScheduleSource::kGreedy);
   if (!good_enough() && options.beam > 0) search();
   return std::move(best_);
 }
@@ -39,26 +68,62 @@ int64_t DualBatchSolver::worthwhile_below_ns() const {
 
 bool DualBatchSolver::good_enough() const { return best_.bound_ns >= worthwhile_below_ns(); }
 
-void DualBatchSolver::offer(std::vector<ScheduleItem> order, ScheduleSource source) {
+bool DualBatchSolver::offer(std::vector<ScheduleItem> order, ScheduleSource source) {
   const int64_t makespan = issue_all(*instance_, order, state_);
-  if (makespan >= best_.makespan_ns) return;
+  if (makespan >= best_.makespan_ns) return false;
   best_.order = std::move(order);
   best_.makespan_ns = makespan;
   best_.source = source;
+  return true;
 }
 
 void DualBatchSolver::search() {
   best_.bound_ns = std::max(best_.bound_ns, akers_ns(instance_->forward, instance_->backward));
-  if (good_enough()) return;
-  search_.prepare(*instance_, times_);
-  constexpr int kFirstBeam = 2;
-  if (options_.beam > kFirstBeam && !search_pass(kFirstBeam)) return;
-  if (!search_pass(options_.beam) || !options_.exact) return;
-  search_pass(0);
+  const size_t ops = instance_->forward.size() + instance_->backward.size();
+  if (ops > static_cast<size_t>(options_.fuse_above_ops)) search_fused();
+  if (good_enough() || labels_left_ <= 0) return;
+  if (!prepare(*instance_, times_)) return;
+  search_windows(*instance_, nullptr);
+  search_wider(nullptr);
 }
 
+void DualBatchSolver::search_fused() {
+  const FusedInstance fused = fuse(*instance_);
+  if (fused.forward_end.size() + fused.backward_end.size() ==
+      instance_->forward.size() + instance_->backward.size()) {
+    return;
+  }
+  fused_times_.build(fused.instance);
+  if (!prepare(fused.instance, fused_times_)) return;
+  search_windows(fused.instance, &fused);
+  search_wider(&fused);
+}
+
+bool DualBatchSolver::prepare(const DualBatchInstance& instance, const PrecedenceTimes& times) {
+  if (good_enough()) return false;
+  return search_.prepare(instance, times, kMostStates);
+}
+
+void DualBatchSolver::search_windows(const DualBatchInstance& instance,
+                                     const FusedInstance* fused) {
+  const std::vector<LabelModel::Cut> cuts = window_cuts(instance, options_.window_layers);
+  if (cuts.empty()) return;
+  search_.set_cuts(cuts);
+  search_pass(kFirstBeam, false, fused);
+  search_.set_cuts({});
+}
+
+void DualBatchSolver::search_wider(const FusedInstance* fused) {
+  if (good_enough()) return;
+  const bool all_orders = fused == nullptr;
+  if (options_.beam > kFirstBeam && !search_pass(kFirstBeam, all_orders, fused)) return;
+  if (!search_pass(options_.beam, all_orders, fused) || !options_.exact) return;
+  search_pass(0, all_orders, fused);
+}
+
+// `all_orders`: neither cuts nor fusion left any out, so that the pass proves a bound.
 // Returns: whether a wider pass may do better.
-bool DualBatchSolver::search_pass(int beam) {
+bool DualBatchSolver::search_pass(int beam, bool all_orders, const FusedInstance* fused) {
   SearchLimits limits;
   limits.below_ns = worthwhile_below_ns();
   limits.beam = beam;
@@ -69,16 +134,19 @@ bool DualBatchSolver::search_pass(int beam) {
   if (outcome.found) {
     std::vector<ScheduleItem> order;
     search_.write_order(order);
-    const int64_t makespan = issue_all(*instance_, order, state_);
-    BGL_CHECK(makespan <= outcome.makespan_ns, makespan, outcome.makespan_ns);
-    best_.order = std::move(order);
-    best_.makespan_ns = makespan;
-    best_.source = beam > 0 ? ScheduleSource::kBeam : ScheduleSource::kExact;
+    if (fused != nullptr) order = expand(*fused, order);
+    const bool better =
+        offer(std::move(order), beam > 0 ? ScheduleSource::kBeam : ScheduleSource::kExact);
+    BGL_CHECK(better && best_.makespan_ns <= outcome.makespan_ns, best_.makespan_ns,
+              outcome.makespan_ns);
   }
   if (!outcome.complete) return false;
-  best_.bound_ns =
-      std::max(best_.bound_ns, std::min(best_.makespan_ns, outcome.discarded_bound_ns));
-  return !good_enough() && labels_left_ > 0;
+  if (all_orders) {
+    best_.bound_ns =
+        std::max(best_.bound_ns, std::min(best_.makespan_ns, outcome.discarded_bound_ns));
+  }
+  const bool truncated = outcome.truncated;
+  return truncated && !good_enough() && labels_left_ > 0;
 }
 
 }  // namespace bagualu

@@ -6,6 +6,7 @@
 
 #include "bagualu/schedule/dual_batch.h"
 #include "bagualu/schedule/dual_batch_bounds.h"
+#include "bagualu/schedule/dual_batch_fuse.h"
 #include "bagualu/schedule/dual_batch_issue.h"
 #include "bagualu/schedule/dual_batch_search.h"
 #include "bagualu/schedule/dual_batch_times.h"
@@ -20,10 +21,14 @@ class DualBatchSolver {
 
  private:
   bool good_enough() const;
-  void offer(std::vector<ScheduleItem> order, ScheduleSource source);
-  void search();
-  bool search_pass(int beam);
+  bool offer(std::vector<ScheduleItem> order, ScheduleSource source);
   int64_t worthwhile_below_ns() const;
+  void search();
+  void search_fused();
+  void search_windows(const DualBatchInstance& instance, const FusedInstance* fused);
+  void search_wider(const FusedInstance* fused);
+  bool search_pass(int beam, bool all_orders, const FusedInstance* fused);
+  bool prepare(const DualBatchInstance& instance, const PrecedenceTimes& times);
 
   const DualBatchInstance* instance_ = nullptr;
   SolveOptions options_;
@@ -31,6 +36,7 @@ class DualBatchSolver {
   int64_t labels_left_ = 0;
   DualBatchSchedule best_;
   PrecedenceTimes times_;
+  PrecedenceTimes fused_times_;
   IssueState state_;
   DualBatchSearch search_;
   std::vector<OneMachineJob> jobs_;
