@@ -14,7 +14,7 @@
 //   bound     no order of the instance ends sooner.
 // Invariants
 //   Times are integer nanoseconds, ties are broken by index, nothing is random: equal instances and
-//   options give equal orders on every machine (unless a deadline cuts the search short).
+//   options give equal orders on every machine (unless a deadline ends the search).
 //   Memory is a set of hard edges: windows of weight gradients and rebuilds, copies that must end
 //   before something may start. An order that breaks one is never returned.
 #pragma once
@@ -141,6 +141,7 @@ struct DualBatchSchedule {
   int64_t makespan_ns = 0;  ///< of replay(instance, order)
   int64_t bound_ns = 0;     ///< lower bound of every order's makespan
   ScheduleSource source = ScheduleSource::kFixed;
+  bool cut_short = false;  ///< the deadline or max_labels ended the search
   bool optimal() const { return makespan_ns == bound_ns; }
   double gap_fraction() const {
     return bound_ns == 0

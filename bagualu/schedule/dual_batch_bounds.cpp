@@ -33,7 +33,9 @@ Corner first_conflict(const std::vector<ChainOp>& forward, const std::vector<Cha
   while (at.i < forward.size() && at.j < backward.size()) {
     const ChainOp& f = forward[at.i];
     const ChainOp& b = backward[at.j];
-    if (f.resource == b.resource && f.ns > 0 && b.ns > 0) return at;
+    // One without duration fits right before the other, but not into the middle of it.
+    const bool fits = (f.ns == 0 && run_j == 0) || (b.ns == 0 && run_i == 0);
+    if (f.resource == b.resource && !fits) return at;
     const int64_t step = std::min(f.ns - run_i, b.ns - run_j);
     run_i += step;
     run_j += step;
@@ -119,6 +121,50 @@ int64_t precedence_bound_ns(const PrecedenceTimes& times, std::vector<OneMachine
     bound = std::max(bound, jackson_bound_ns(jobs));
   }
   return bound;
+}
+
+std::vector<int> critical_subset(const PrecedenceTimes& times) {
+  std::vector<int> by_tail;
+  for (int node = 0; node < times.nodes(); ++node) {
+    if (times.resource(node) == Resource::kCompute) by_tail.push_back(node);
+  }
+  std::stable_sort(by_tail.begin(), by_tail.end(),
+                   [&](int a, int b) { return times.tail_ns(a) > times.tail_ns(b); });
+  // The best set has all nodes that start no sooner and end no nearer to the end than its extremes.
+  int64_t best = -1;
+  int64_t best_head = 0;
+  size_t best_last = 0;
+  for (int first : by_tail) {
+    const int64_t head = times.head_ns(first);
+    int64_t load = 0;
+    for (size_t last = 0; last < by_tail.size(); ++last) {
+      if (times.head_ns(by_tail[last]) < head) continue;
+      load += times.ns(by_tail[last]);
+      const int64_t bound = head + load + times.tail_ns(by_tail[last]);
+      if (bound <= best) continue;
+      best = bound;
+      best_head = head;
+      best_last = last;
+    }
+  }
+  std::vector<int> subset;
+  for (size_t k = 0; k < by_tail.size() && k <= best_last; ++k) {
+    if (times.head_ns(by_tail[k]) >= best_head) subset.push_back(by_tail[k]);
+  }
+  return subset;
+}
+
+int64_t subset_bound_ns(const PrecedenceTimes& times, const std::vector<int>& subset) {
+  if (subset.empty()) return times.critical_path_ns();
+  int64_t load = 0;
+  int64_t head = kNever;
+  int64_t tail = kNever;
+  for (int node : subset) {
+    load += times.ns(node);
+    head = std::min(head, times.head_ns(node));
+    tail = std::min(tail, times.tail_ns(node));
+  }
+  return std::max(times.critical_path_ns(), head + load + tail);
 }
 
 int64_t lower_bound_ns(const DualBatchInstance& instance) {

@@ -28,6 +28,14 @@ int64_t jackson_bound_ns(std::vector<OneMachineJob>& jobs);
 /// scheduling problems".
 int64_t akers_ns(const std::vector<ChainOp>& forward, const std::vector<ChainOp>& backward);
 
+/// Nodes of the compute stream that bound the makespan best by themselves: the least head, all
+/// their time and the least tail. Source: ours; the set that attains Jackson's bound, kept so that
+/// the bound can be had again for other durations without sorting.
+std::vector<int> critical_subset(const PrecedenceTimes& times);
+
+/// That bound for any subset of one resource's nodes, and the critical path.
+int64_t subset_bound_ns(const PrecedenceTimes& times, const std::vector<int>& subset);
+
 /// Largest of the load of each resource, the critical path and Jackson's bound of the resources
 /// whose order is open. `jobs` is scratch.
 int64_t precedence_bound_ns(const PrecedenceTimes& times, std::vector<OneMachineJob>& jobs);

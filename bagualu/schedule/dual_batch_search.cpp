@@ -29,7 +29,8 @@ bool DualBatchSearch::prepare(const DualBatchInstance& instance, const Precedenc
 
 void DualBatchSearch::begin_pass() {
   heads_.assign(model_.states(), kNone);
-  used_ = next_look_ = 0;
+  used_ = 0;
+  placed_ = next_look_ = 0;
   last_ = kNone;
   outcome_ = {};
   outcome_.discarded_bound_ns = std::numeric_limits<int64_t>::max();
@@ -59,7 +60,7 @@ SearchOutcome DualBatchSearch::pass(const SearchLimits& limits) {
     gather(index);
     visit(model_.state_at(index));
   }
-  outcome_.labels = used_;
+  outcome_.labels = placed_;
   return outcome_;
 }
 
@@ -100,11 +101,11 @@ void DualBatchSearch::visit(const SearchState& state) {
 }
 
 bool DualBatchSearch::out_of_limits() {
-  if (limits_.max_labels > 0 && used_ >= limits_.max_labels) return true;
+  if (placed_ >= limits_.max_labels) return true;
   // A look at the clock costs as much as half a label.
   constexpr int kLabelsPerLook = 64;
-  if (limits_.deadline_at_ns == 0 || used_ < next_look_) return false;
-  next_look_ = used_ + kLabelsPerLook;
+  if (limits_.deadline_at_ns == 0 || placed_ < next_look_) return false;
+  next_look_ = placed_ + kLabelsPerLook;
   return now_ns() >= limits_.deadline_at_ns;
 }
 
@@ -123,6 +124,7 @@ void DualBatchSearch::expand(const SearchState& state, int node) {
 
 // Settles a new label and files it under its state, or drops it.
 void DualBatchSearch::place(const SearchState& state, int node) {
+  ++placed_;
   SearchState settled = state;
   int64_t* own = label(node);
   model_.settle(settled, own);

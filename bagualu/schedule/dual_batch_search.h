@@ -16,7 +16,7 @@ struct SearchLimits {
   int64_t below_ns = 0;
   /// Labels kept per state, those with the least bound; 0: all.
   int beam = 0;
-  int64_t max_labels = 0;
+  int64_t max_labels = 0;  ///< to look at
   /// On the clock of DualBatchSearch::now_ns(); 0: none.
   int64_t deadline_at_ns = 0;
 };
@@ -27,9 +27,9 @@ struct SearchOutcome {
   /// No order that this pass did not look at ends sooner: together with the best order known it
   /// bounds the optimum.
   int64_t discarded_bound_ns = 0;
-  bool complete = false;  ///< neither the labels nor the time ran out
+  bool complete = false;   ///< neither the labels nor the time ran out
   bool truncated = false;  ///< the beam left out labels that could have mattered
-  int64_t labels = 0;
+  int64_t labels = 0;      ///< looked at
 };
 
 /// Owns its memory and keeps it between passes and instances.
@@ -78,8 +78,9 @@ class DualBatchSearch {
   std::vector<Node> nodes_;
   std::vector<int64_t> labels_;
   std::vector<Entry> entries_;  ///< labels of the state in work
-  int used_ = 0;
-  int next_look_ = 0;  ///< at the clock, in labels
+  int used_ = 0;                ///< labels kept
+  int64_t placed_ = 0;          ///< and all that were looked at
+  int64_t next_look_ = 0;       ///< at the clock, in labels
   int last_ = -1;
 };
 

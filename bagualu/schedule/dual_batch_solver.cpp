@@ -81,7 +81,7 @@ void DualBatchSolver::search() {
   best_.bound_ns = std::max(best_.bound_ns, akers_ns(instance_->forward, instance_->backward));
   const size_t ops = instance_->forward.size() + instance_->backward.size();
   if (ops > static_cast<size_t>(options_.fuse_above_ops)) search_fused();
-  if (good_enough() || labels_left_ <= 0) return;
+  if (best_.cut_short) return;
   if (!prepare(*instance_, times_)) return;
   search_windows(*instance_, nullptr);
   search_wider(nullptr);
@@ -117,7 +117,8 @@ void DualBatchSolver::search_wider(const FusedInstance* fused) {
   if (good_enough()) return;
   const bool all_orders = fused == nullptr;
   if (options_.beam > kFirstBeam && !search_pass(kFirstBeam, all_orders, fused)) return;
-  if (!search_pass(options_.beam, all_orders, fused) || !options_.exact) return;
+  const bool wider = search_pass(options_.beam, all_orders, fused);
+  if (!wider || !all_orders || !options_.exact) return;
   search_pass(0, all_orders, fused);
 }
 
@@ -140,13 +141,15 @@ bool DualBatchSolver::search_pass(int beam, bool all_orders, const FusedInstance
     BGL_CHECK(better && best_.makespan_ns <= outcome.makespan_ns, best_.makespan_ns,
               outcome.makespan_ns);
   }
-  if (!outcome.complete) return false;
+  if (!outcome.complete) {
+    best_.cut_short = true;
+    return false;
+  }
   if (all_orders) {
     best_.bound_ns =
         std::max(best_.bound_ns, std::min(best_.makespan_ns, outcome.discarded_bound_ns));
   }
-  const bool truncated = outcome.truncated;
-  return truncated && !good_enough() && labels_left_ > 0;
+  return outcome.truncated && !good_enough();
 }
 
 }  // namespace bagualu

@@ -39,6 +39,20 @@ void PrecedenceTimes::build(const DualBatchInstance& instance) {
   relax();
 }
 
+void PrecedenceTimes::retime(const DualBatchInstance& instance) {
+  size_t node = 0;
+  const auto copy = [&](const auto& items) {
+    for (const auto& item : items) ns_[node++] = item.ns;
+  };
+  copy(instance.forward);
+  copy(instance.backward);
+  copy(instance.weight_grads);
+  copy(instance.rebuilds);
+  copy(instance.copies_out);
+  copy(instance.copies_in);
+  relax();
+}
+
 void PrecedenceTimes::number_nodes(const DualBatchInstance& instance) {
   ns_.clear();
   resource_.clear();

@@ -20,6 +20,9 @@ class PrecedenceTimes {
   /// Cost: O(items).
   void build(const DualBatchInstance& instance);
 
+  /// As build(), on an instance that differs from the last one in durations alone.
+  void retime(const DualBatchInstance& instance);
+
   int node(ItemKind kind, int index) const { return base_[static_cast<size_t>(kind)] + index; }
   int copy_out(int index) const { return base_[4] + index; }
   int copy_in(int index) const { return base_[5] + index; }
