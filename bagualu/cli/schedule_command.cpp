@@ -13,6 +13,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
 #include "bagualu/cli/flags.h"
+#include "bagualu/schedule/overlap_order.h"
 #include "bagualu/schedule/pipeline_fit.h"
 #include "bagualu/schedule/pipeline_text.h"
 
@@ -34,9 +35,11 @@ struct ScheduleFlags {
   std::string times = "1,1,1";
   std::string send = "0";
   std::string stage_times;
+  std::string slot = "70";
   std::string columns = "100";
   std::string svg;
   std::string json;
+  bool overlap = false;
   bool fit = false;
   bool text = false;
 };
@@ -60,6 +63,9 @@ void add_flags(CLI::App* app, ScheduleFlags* flags) {
   add("--send", &flags->send, "NS", "from a pass to its neighbour stage on another rank");
   add("--stage-times", &flags->stage_times, "FILE",
       "one line F,B or F,I,W per virtual stage instead of --times");
+  app->add_flag("--overlap", flags->overlap,
+                "run a forward and a backward of two micro-batches as one where the order can");
+  add("--slot", &flags->slot, "PERCENT", "what two such passes take, of both one after the other");
   app->add_flag("--fit", flags->fit,
                 "look for a better order for these times (zb-h1, zb-h2, zb-v, v-half)");
   add("--columns", &flags->columns, "COUNT", "width of the drawing");
@@ -116,7 +122,7 @@ PipelineTimes read_stage_times(const std::string& path, const PipelineOrder& ord
 
 struct Schedule {
   std::string name;
-  PipelineOrder order;
+  OverlapOrder order;
   PipelineTimes times;
   PipelineRun run;
 };
@@ -143,27 +149,42 @@ Schedule make_schedule(const ScheduleFlags& flags) {
     size.stages = pp * (kind == PipelineKind::kInterleaved ? virtual_per_rank : 2);
     size.microbatches = microbatches;
     check_size(size);
-    check_order_shape(kind, pp, virtual_per_rank, microbatches, kWhere);
-    result.order = make_order(kind, pp, virtual_per_rank, microbatches);
+    if (!flags.overlap) check_order_shape(kind, pp, virtual_per_rank, microbatches, kWhere);
+    check_overlap_shape(kind, pp, virtual_per_rank, microbatches, flags.overlap, kWhere);
+    result.order = make_overlap_order(kind, pp, virtual_per_rank, microbatches, flags.overlap);
   } else {
     result.name = flags.read;
-    result.order = parse_order(read_text(flags.read), flags.read);
-    check_size(result.order);
+    result.order = parse_overlap_order(read_text(flags.read), flags.read);
+    check_size(result.order.order);
     if (const auto fault = order_fault(result.order)) {
       throw InvalidInput(flags.read, "order", *fault, "an order that every pass can run in");
     }
     if (flags.fit) throw InvalidInput(kWhere, "--fit", "with --read", "an order's name");
+    if (flags.overlap) throw InvalidInput(kWhere, "--overlap", "with --read", "an order's name");
   }
   const int64_t send_ns = parse_int_flag(flags.send, kWhere, "--send", 0, kMaxNs);
+  const PipelineOrder& passes = result.order.order;
   result.times = flags.stage_times.empty()
-                     ? equal_times(result.order, parse_times(flags.times, kWhere, "--times"))
-                     : read_stage_times(flags.stage_times, result.order);
+                     ? equal_times(passes, parse_times(flags.times, kWhere, "--times"))
+                     : read_stage_times(flags.stage_times, passes);
   result.times.send_ns = send_ns;
   if (flags.fit) {
-    result.order = fitted_order(kind, pp, virtual_per_rank, microbatches, result.times);
+    if (flags.overlap) throw InvalidInput(kWhere, "--fit", "with --overlap", "one of the two");
+    result.order =
+        without_slots(fitted_order(kind, pp, virtual_per_rank, microbatches, result.times));
   }
-  result.run = simulate(result.order, result.times);
+  const int64_t percent = parse_int_flag(flags.slot, kWhere, "--slot", 0, 1000);
+  result.run = simulate(result.order, result.times,
+                        [percent](size_t, size_t, int64_t forward_ns, int64_t backward_ns) {
+                          return (forward_ns + backward_ns) * percent / 100;
+                        });
   return result;
+}
+
+bool has_slots(const OverlapOrder& order) {
+  return std::any_of(order.fused.begin(), order.fused.end(), [](const auto& list) {
+    return std::find(list.begin(), list.end(), true) != list.end();
+  });
 }
 
 double share(int64_t part, int64_t whole) {
@@ -174,11 +195,12 @@ Json to_json(const Schedule& at) {
   const int64_t longest = *std::max_element(at.run.span_ns.begin(), at.run.span_ns.end());
   Json ranks = Json::array();
   const std::vector<int> held = in_flight(at.order);
-  for (size_t r = 0; r < at.order.ranks.size(); ++r) {
+  for (size_t r = 0; r < at.order.order.ranks.size(); ++r) {
+    const auto& list = at.order.order.ranks[r];
     Json passes = Json::array();
-    for (size_t i = 0; i < at.order.ranks[r].size(); ++i) {
-      passes.push_back(
-          {pass_text(at.order.ranks[r][i]), at.run.start_ns[r][i], at.run.end_ns[r][i]});
+    for (size_t i = 0; i < list.size(); ++i) {
+      passes.push_back({pass_text(list[i]), at.run.start_ns[r][i], at.run.end_ns[r][i]});
+      if (at.order.fused[r][i]) passes.back().push_back("slot");
     }
     ranks.push_back({{"rank", r},
                      {"in_flight", held[r]},
@@ -187,8 +209,8 @@ Json to_json(const Schedule& at) {
                      {"passes", passes}});
   }
   return {{"order", at.name},
-          {"virtual_stages", at.order.stages},
-          {"micro_batches", at.order.microbatches},
+          {"virtual_stages", at.order.order.stages},
+          {"micro_batches", at.order.order.microbatches},
           {"makespan_ns", at.run.makespan_ns},
           {"longest_span_ns", longest},
           {"ranks", ranks}};
@@ -197,10 +219,13 @@ Json to_json(const Schedule& at) {
 void print_table(const Schedule& at, int columns, std::ostream& out) {
   out << draw_order(at.order, at.run, columns) << '\n'
       << "F B I W: forward, backward, input gradient, weight gradient of the rank's lowest virtual "
-         "stage;\nf b i w: of its others. The number is the micro-batch.\n\n"
-      << "rank  in flight  bubble ns   share\n";
+         "stage;\nf b i w: of its others. The number is the micro-batch.\n";
+  if (has_slots(at.order)) {
+    out << "Two in a row, or X: a forward and a backward that run as one.\n";
+  }
+  out << "\nrank  in flight  bubble ns   share\n";
   const std::vector<int> held = in_flight(at.order);
-  for (size_t r = 0; r < at.order.ranks.size(); ++r) {
+  for (size_t r = 0; r < at.order.fused.size(); ++r) {
     out << fmt::format("{:>4}  {:>9}  {:>9}  {:>5.1f}%\n", r, held[r], at.run.bubble_ns[r],
                        100 * share(at.run.bubble_ns[r], at.run.makespan_ns));
   }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/schedule/pipeline_exchange.h"
 
 namespace bagualu {
 namespace {
@@ -293,6 +295,20 @@ int64_t least_step(const PipelineOrder& order, const PipelineTimes& times) {
   return least;
 }
 
+// 1F1B with the same work on every rank: one stage in place of each rank's two.
+int64_t one_f_one_b_ns(int pp, int microbatches, const PipelineTimes& times) {
+  const PipelineOrder order = one_f_one_b(pp, microbatches);
+  PipelineTimes merged = equal_times(order, 0, 0, times.send_ns);
+  for (size_t r = 0; r < merged.forward_ns.size(); ++r) {
+    const size_t mirrored = times.forward_ns.size() - 1 - r;
+    for (size_t m = 0; m < merged.forward_ns[r].size(); ++m) {
+      merged.forward_ns[r][m] = times.forward_ns[r][m] + times.forward_ns[mirrored][m];
+      merged.backward_ns[r][m] = times.backward_ns[r][m] + times.backward_ns[mirrored][m];
+    }
+  }
+  return simulate(order, merged).makespan_ns;
+}
+
 int most(const std::vector<int>& counts) { return *std::max_element(counts.begin(), counts.end()); }
 
 }  // namespace
@@ -323,6 +339,33 @@ PipelineOrder zero_bubble_order(int pp, int microbatches, const PipelineTimes& t
   return *std::move(best);
 }
 
+int64_t least_v_step_ns(int pp, int microbatches, const PipelineTimes& times) {
+  const auto shortest = [](const std::vector<int64_t>& row) {
+    return *std::min_element(row.begin(), row.end());
+  };
+  const auto stages = static_cast<size_t>(2 * pp);
+  int64_t least = 0;
+  for (size_t r = 0; r < static_cast<size_t>(pp); ++r) {
+    const size_t mirrored = stages - 1 - r;
+    int64_t work = 0;
+    for (size_t s : {r, mirrored}) {
+      for (size_t m = 0; m < static_cast<size_t>(microbatches); ++m) {
+        work += times.forward_ns[s][m] + times.backward_ns[s][m];
+      }
+    }
+    int64_t arrival = 0;  // of the first micro-batch at the rank's later stage
+    for (size_t s = 0; s < mirrored; ++s) arrival += shortest(times.forward_ns[s]);
+    arrival += times.send_ns * 2 * static_cast<int64_t>(static_cast<size_t>(pp) - 1 - r);
+    arrival += times.send_ns * static_cast<int64_t>(r);
+    std::vector<int64_t> forwards = times.forward_ns[r];
+    std::sort(forwards.begin(), forwards.end(), std::greater<>());
+    int64_t before = 0;
+    for (size_t i = 0; i < forwards.size() && i < stages - 1; ++i) before += forwards[i];
+    least = std::max(least, arrival + work - before);
+  }
+  return least;
+}
+
 PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
                            const PipelineTimes& times) {
   PipelineOrder best = make_order(kind, pp, virtual_per_rank, microbatches);
@@ -337,6 +380,14 @@ PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int 
     if (!list || Cost{list->makespan_ns, list->span_ns} >= best_cost) continue;
     best = std::move(list->order);
     best_cost = {list->makespan_ns, list->span_ns};
+  }
+  if (kind == PipelineKind::kZbV) {
+    const int64_t goal =
+        std::max(least_v_step_ns(pp, microbatches, times), one_f_one_b_ns(pp, microbatches, times));
+    if (simulate(best, times).makespan_ns <= goal) return best;
+    constexpr int64_t kPassesSimulated = 6'000'000;
+    const int64_t tries = kPassesSimulated / (int64_t{3} * best.stages * microbatches);
+    best = exchange_passes(best, times, {goal, limit, static_cast<int>(tries)});
   }
   return best;
 }

@@ -23,12 +23,22 @@ struct HoldLimit {
 PipelineOrder zero_bubble_order(int pp, int microbatches, const PipelineTimes& times,
                                 const HoldLimit& hold);
 
+/// No step of a V-shaped order is shorter, if no rank holds more than 2 * pp activations (1F1B's
+/// memory on the first rank). Before rank r's first forward of stage 2 pp - 1 - r, a micro-batch
+/// has passed all stages before that one, and until then the rank can have done nothing but
+/// forwards of stage r, at most 2 pp - 1 of them, since one more place must be free. Shapes: times
+/// as [2 * pp][microbatches]
+int64_t least_v_step_ns(int pp, int microbatches, const PipelineTimes& times);
+
 /// make_order()'s order, or a list made for these times under the same number of activations in
 /// flight if its step is shorter. Only kinds with a split backward of every pass have lists; the
-/// others are as make_order() makes them.
+/// others are as make_order() makes them. If ZB-V's step is longer than that of 1F1B with the same
+/// work on every rank, and least_v_step_ns() does not forbid better, passes are exchanged as well.
+/// Where that bound is above 1F1B's step, no order on a V can match it: the memory is what forbids
+/// it. (Falling back to 1F1B would be no answer: it needs other layers on the ranks.)
 /// Shapes:   times as [stages][microbatches], weight_grad_ns given
 /// Throws:   InvalidInput as make_order()
-/// Cost:     O(passes * pp), measured by BM_FittedOrder
+/// Cost:     O(passes * pp), measured by BM_FittedOrder; exchanging, about a second
 PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
                            const PipelineTimes& times);
 

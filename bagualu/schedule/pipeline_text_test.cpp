@@ -133,6 +133,50 @@ TEST(OrderFault, AgreesWithTheSimulation) {
   EXPECT_GT(stands, 100);
 }
 
+TEST(OrderFault, KnowsRecomputeAndCopies) {
+  EXPECT_EQ(fault_of("0F0 0O0 0L0 0R0 0B0"), "none");
+  EXPECT_EQ(fault_of("0F0 0R0 0I0 0W0"), "none");
+  EXPECT_EQ(fault_of("0F0 0O0 0B0"), "rank 0: 0L0 is missing");
+  EXPECT_EQ(fault_of("0F0 0L0 0B0"), "rank 0: 0O0 is missing");
+  EXPECT_EQ(fault_of("0F0 0B0 0R0"), "for ever, rank 0: 0B0 waits for 0R0");
+  EXPECT_EQ(fault_of("0R0 0F0 0B0"), "for ever, rank 0: 0R0 waits for 0F0");
+  EXPECT_EQ(fault_of("0O0 0F0 0L0 0B0"), "for ever, rank 0: 0O0 waits for 0F0");
+  EXPECT_EQ(fault_of("0F0 0L0 0O0 0B0"), "for ever, rank 0: 0L0 waits for 0O0");
+  EXPECT_EQ(fault_of("0F0 0O0 0I0 0L0 0W0"), "for ever, rank 0: 0I0 waits for 0L0");
+}
+
+// 0F0 0-10, 0O0 10-25 beside 0F1 10-20, 0O1 behind it 25-40, 0L0 25-45 beside it, 0R1 20-30;
+// 0B0 waits for 0L0: 45-65. 0L1 is issued at 30 and runs behind 0L0, 45-65; 0B1 65-85.
+TEST(DrawOrder, CopiesHaveRowsOfTheirOwn) {
+  const PipelineOrder order = parse_order("0F0 0O0 0F1 0O1 0L0 0R1 0L1 0B0 0B1", "text");
+  ASSERT_EQ(order_fault(order), std::nullopt);
+  PipelineTimes times = equal_times(order, 10, 20);
+  times.recompute_ns = {{10, 10}};
+  times.offload_ns = {{15, 15}};
+  times.reload_ns = {{20, 20}};
+  const PipelineRun run = simulate(order, times);
+  EXPECT_EQ(run.start_ns[0], (std::vector<int64_t>{0, 10, 10, 25, 25, 20, 45, 45, 65}));
+  EXPECT_EQ(run.makespan_ns, 85);
+  EXPECT_EQ(run.bubble_ns[0], 15);  // compute 10 + 10 + 10 + 20 + 20
+  EXPECT_EQ(draw_order(order, run, 17),
+            "0 F0F1R1...B0--B1--\n"
+            "  ..O0-O1-.........\n"
+            "  .....L0--L1--....\n");
+  const std::string svg = draw_order_svg(order, run);
+  EXPECT_THAT(svg, HasSubstr(">copies</text>"));
+  EXPECT_THAT(svg, HasSubstr("<title>0L1 45-65 ns</title>"));
+  // A reload of 5 more is waited for; an offload may take 0 more, since 0L0 waits for it.
+  EXPECT_EQ(exposed_ns(order, times, {{{0, PassKind::kReload, 0}, 5}}), 5);
+  EXPECT_EQ(slack(order, times)[0][1], 0);
+}
+
+TEST(PipelinePasses, CountsOfActivationsRefuseCopies) {
+  const PipelineOrder order = parse_order("0F0 0O0 0L0 0B0", "text");
+  EXPECT_THROW(in_flight(order), InternalError);
+  EXPECT_THROW(resident_peaks(order, {{1}}), InternalError);
+  EXPECT_THROW(simulate(order, equal_times(order, 1, 2)), InternalError);  // no times for them
+}
+
 TEST(DrawOrder, OneRowPerRankToScale) {
   const PipelineOrder order = one_f_one_b(2, 2);
   // 0F0 0-10, 0F1 10-20, 0B0 40-60, 0B1 70-90; 1F0 10-20, 1B0 20-40, 1F1 40-50, 1B1 50-70.
