@@ -28,7 +28,8 @@ from bagualu.json_file import write_atomic
 from bagualu.report_log import read_log
 
 DISTURBED_SHARE = 0.55  # of the time; starts cost time, so the same steps take less undisturbed
-KILLS = ("rank", "rank", "launcher", "stop")  # drawn from; "stop" is SIGTERM, a clean one
+# Drawn from: SIGKILL or SIGSTOP of a random rank, SIGKILL of the launcher, SIGTERM (a clean stop).
+KILLS = ("rank", "rank", "rank", "launcher", "stop", "freeze")
 ENDS_WITHIN_S = 60.0
 RSS_GROWTH_BYTES = 8 << 20  # of a rank, in the second half of the undisturbed run
 SPIKES = ("step=20,every=33,layers=1-2,factor={ep}", "step=31,every=50,layers=0-3,factor={half}")
@@ -79,7 +80,7 @@ class Soak:
                    "--pp", str(args.pp), "--ep", str(args.ep), "--seq", "128",
                    "--micro-batch-size", "1", "--micro-batches", str(args.micro_batches),
                    "--lr", "3e-4", "--min-lr", "3e-4", "--warmup", "0", "--seed", str(args.seed),
-                   "--steps", str(steps), "--quiet", *args.train]
+                   "--validate-every", "25", "--steps", str(steps), "--quiet", *args.train]
         if args.init:
             command += ["--init", args.init]
         for spike in SPIKES:
@@ -154,8 +155,8 @@ class Soak:
         if took > ENDS_WITHIN_S:
             self.fail(f"{kind}: the last process ended after {took:.0f} s")
         text, code = job.errors(), job.process.returncode
-        if kind == "rank" and (code != 1 or f"rank {job.victim}" not in text):
-            self.fail(f"rank {job.victim} was killed, exit code {code}: {text}")
+        if kind in ("rank", "freeze") and (code != 1 or f"rank {job.victim}" not in text):
+            self.fail(f"{kind} {job.victim} was hit, exit code {code}: {text}")
         if kind == "stop" and code != 0:
             self.fail(f"asked to stop, exit code {code}: {text}")
 
@@ -276,9 +277,9 @@ class Job:
         """Seconds until every process was gone."""
         ranks = self.ranks()
         begin = time.monotonic()
-        if kind == "rank" and ranks:
+        if kind in ("rank", "freeze") and ranks:
             self.victim = draw.choice(sorted(ranks))
-            ranks[self.victim].kill()
+            ranks[self.victim].send_signal(signal.SIGKILL if kind == "rank" else signal.SIGSTOP)
         else:
             self.process.send_signal(signal.SIGTERM if kind == "stop" else signal.SIGKILL)
         try:
