@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ def _shard_tensors(stem: str, trainer: Any, spec: ModelSpec, shard: Shard, with_
                    ) -> list[tuple[str, np.ndarray]]:
     tensors = trainer.parameters() if stem == MODEL else trainer.optimizer_state()
     prefixes = ("",) if stem == MODEL else MOMENTS
+    shard = replace(shard, tied_copy=False)  # the first stage writes the original
     return [(prefix + piece.hf, _array(piece.view(tensors, shard.first, prefix)))
             for prefix in prefixes for piece in pieces(spec)
             if shard.holds(piece) and (with_dense or piece.expert is not None)]

@@ -37,13 +37,13 @@ class Groups:
     edp: str = ""  # of them, those with the same experts
     pp: str = ""  # ranks of all stages that work on the same tokens
     world: str = ""
-    embedding: str = ""  # of the pp group, those with the first and the last stage
+    embedding: str = ""  # with tied embeddings, of the pp group the first and the last stage
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)
 
 
-def group_members(layout: Layout) -> dict[str, list[list[int]]]:
+def group_members(layout: Layout, tied_embeddings: bool) -> dict[str, list[list[int]]]:
     """Every group of every kind, by rank."""
     blocks = [range(p * layout.dp_size, (p + 1) * layout.dp_size) for p in range(layout.pp)]
     of_dp = range(layout.dp_size)
@@ -53,7 +53,7 @@ def group_members(layout: Layout) -> dict[str, list[list[int]]]:
         "edp": [list(b[e::layout.ep]) for b in blocks for e in range(layout.ep)],
         "pp": [list(range(d, layout.world, layout.dp_size)) for d in of_dp],
         "world": [list(range(layout.world))],
-        "embedding": [layout.embedding_ranks(d) for d in of_dp],
+        "embedding": [layout.embedding_ranks(d) for d in of_dp] if tied_embeddings else [],
     }
 
 
@@ -154,7 +154,8 @@ class Ranks(Comm):
     end the process unless the main thread is about to, which may be stuck in a collective.
     """
 
-    def __init__(self, store: Any, rank: int, layout: Layout, deadline_s: int, backend: str,
+    def __init__(self, store: Any, rank: int, layout: Layout, tied_embeddings: bool,
+                 deadline_s: int, backend: str,
                  on_failure: Callable[[FailureNote], None]) -> None:
         """deadline_s: of every wait inside the groups."""
         import torch.distributed as dist
@@ -175,14 +176,14 @@ class Ranks(Comm):
         self._watchdog.start()
         dist.init_process_group(backend, store=dist.PrefixStore("pg", store), rank=rank,
                                 world_size=world, timeout=self._deadline)
-        self.groups = self._make_groups()
+        self.groups = self._make_groups(group_members(layout, tied_embeddings))
 
-    def _make_groups(self) -> Groups:
+    def _make_groups(self, members_of: dict[str, list[list[int]]]) -> Groups:
         """Every rank creates every group, in the same order, as c10d asks."""
         import torch.distributed as dist
 
         names = {}
-        for kind, members in group_members(self._layout).items():
+        for kind, members in members_of.items():
             for ranks in members:
                 if len(ranks) > 1:
                     group = dist.new_group(ranks, timeout=self._deadline)
@@ -279,8 +280,8 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def start_ranks(rank: int, layout: Layout, deadline_s: int, endpoint: str | None,
-                on_failure: Callable[[FailureNote], None]) -> Comm:
+def start_ranks(rank: int, layout: Layout, tied_embeddings: bool, deadline_s: int,
+                endpoint: str | None, on_failure: Callable[[FailureNote], None]) -> Comm:
     """endpoint: HOST:PORT of launch.py's store; None: torchrun's environment."""
     if layout.world == 1:
         return Comm()
@@ -298,4 +299,4 @@ def start_ranks(rank: int, layout: Layout, deadline_s: int, endpoint: str | None
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    return Ranks(store, rank, layout, deadline_s, backend, on_failure)
+    return Ranks(store, rank, layout, tied_embeddings, deadline_s, backend, on_failure)

@@ -88,7 +88,8 @@ def pieces(spec: ModelSpec) -> Iterator[Piece]:
         for piece in (*_attention(spec, hf, native), *_mlp(spec, layer, hf, native)):
             yield replace(piece, layer=layer)
     yield Piece("model.norm.weight", "final_norm", 0, spec.hidden)
-    yield Piece("lm_head.weight", "lm_head", 0, spec.vocab)
+    if not spec.tied_embeddings:
+        yield Piece("lm_head.weight", "lm_head", 0, spec.vocab)
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,15 @@ class Shard:
     layers: frozenset[int]
     embedding: bool = True
     head: bool = True  # final norm and output matrix
+    tied_copy: bool = False  # of the embedding, beside a head that is tied to it
 
     @staticmethod
     def of(spec: ModelSpec, layout: Layout, rank: int) -> "Shard":
         count = spec.experts // layout.ep
         return Shard(layout.ep_rank(rank) * count, count, frozenset(layout.layers_of(rank)),
-                     layout.has_embedding(rank), layout.has_head(rank))
+                     layout.has_embedding(rank), layout.has_head(rank),
+                     spec.tied_embeddings and layout.has_head(rank)
+                     and not layout.has_embedding(rank))
 
     @staticmethod
     def whole(spec: ModelSpec) -> "Shard":
@@ -113,7 +117,9 @@ class Shard:
 
     def holds(self, piece: Piece) -> bool:
         if piece.layer is None:
-            return self.embedding if piece.native == "embed_tokens" else self.head
+            if piece.native == "embed_tokens":
+                return self.embedding or self.tied_copy
+            return self.head
         return piece.layer in self.layers and (
             piece.expert is None or self.first <= piece.expert < self.first + self.count)
 
@@ -160,7 +166,8 @@ class TensorFolder:
                 if file.dtype(name) not in WEIGHT_DTYPES:
                     raise InvalidInput(file.path, name, file.dtype(name), ", ".join(WEIGHT_DTYPES))
         for name in self._files:
-            if name not in known and not name.endswith("rotary_emb.inv_freq"):
+            copy = spec.tied_embeddings and name.endswith("lm_head.weight")
+            if name not in known and not copy and not name.endswith("rotary_emb.inv_freq"):
                 raise InvalidInput(self._files[name].path, name, "an unknown tensor",
                                    "the tensors of this model only")
 

@@ -37,6 +37,7 @@ class ModelSpec:
     dense_layers: list[int] = field(default_factory=list)
     qk_norm: bool = False
     norm_topk_prob: bool = True
+    tied_embeddings: bool = False  # the head multiplies by the embedding's matrix
     rms_eps: float = 1e-6
     rope_theta: float = 10000.0
     dropout: float = 0.0
@@ -64,7 +65,7 @@ _OPTIONAL_SIZES = ("dense_ffn", "shared_ffn")
 # Keys of models that `bagualu plan` knows and the runtime does not, with what they stand for.
 _PLANNED_ONLY = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
                                "qk_rope_head_dim", "v_head_dim"), "latent attention (MLA)") | {
-    "layer_norm": "LayerNorm", "tied_embeddings": "tied embeddings",
+    "layer_norm": "LayerNorm",
     "qkv_bias": "biases of attention", "attn_out_bias": "biases of attention",
     "mlp_bias": "biases of MLPs", "router_bias": "a trained bias of the router",
     "qk_norm_full_width": "a query norm over all heads",
@@ -73,7 +74,8 @@ _PLANNED_ONLY = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"
     "learned_positions": "learned positions", "attention_window": "windowed attention",
     "windowed_layers": "windowed attention",
 }
-_PLANNED_ONLY_RULE = "none: such models are planned for, the runtime has no operators for them"
+_PLANNED_ONLY_WHY = "such models are planned for, the runtime has no operators for them"
+_PLANNED_ONLY_RULE = f"none: {_PLANNED_ONLY_WHY}"
 _FLOATS = {"rms_eps": (0.0, 1.0), "rope_theta": (1.0, 1e12), "dropout": (0.0, 1.0),
            "aux_loss_coef": (0.0, 1e6), "z_loss_coef": (0.0, 1e6), "router_bias_rate": (0.0, 1e6)}
 
@@ -98,11 +100,12 @@ def validate(spec: ModelSpec, where: str) -> None:
         _integer(getattr(spec, key), where, key, 0, _MAX_DIMENSION)
     for key, (low, high) in _FLOATS.items():
         _number(getattr(spec, key), where, key, low, high)
-    for key in ("qk_norm", "norm_topk_prob"):
+    for key in ("qk_norm", "norm_topk_prob", "tied_embeddings"):
         if type(getattr(spec, key)) is not bool:
             raise InvalidInput(where, key, json.dumps(getattr(spec, key)), "true or false")
     if spec.family not in _FAMILIES:
-        raise InvalidInput(where, "family", spec.family, ", ".join(_FAMILIES))
+        raise InvalidInput(where, "family", spec.family,
+                           f"{', '.join(_FAMILIES)}; {_PLANNED_ONLY_WHY}")
     if spec.top_k > spec.experts:
         raise InvalidInput(where, "top_k", spec.top_k, f"at most experts ({spec.experts})")
     if spec.heads % spec.kv_heads:
@@ -161,7 +164,7 @@ def model_from_dict(value: dict[str, Any], where: str) -> ModelSpec:
 # Keys of a Hugging Face config that change the mathematics, with the only values implemented.
 _HF_FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",), "attention_bias": (False, None), "attention_dropout": (0, 0.0, None),
-    "tie_word_embeddings": (False, None), "router_jitter_noise": (0, 0.0, None),
+    "router_jitter_noise": (0, 0.0, None),
 }
 
 
@@ -203,7 +206,8 @@ def _hf_common(config: dict[str, Any], where: str, need: Any, rms_eps: float) ->
     return {"layers": need("num_hidden_layers"), "hidden": need("hidden_size"), "heads": heads,
             "kv_heads": need("num_key_value_heads", "num_attention_heads"), "head_dim": head_dim,
             "vocab": need("vocab_size"), "top_k": need("num_experts_per_tok"),
-            "rms_eps": config.get("rms_norm_eps", rms_eps), "aux_loss_coef": coefficient}
+            "rms_eps": config.get("rms_norm_eps", rms_eps), "aux_loss_coef": coefficient,
+            "tied_embeddings": config.get("tie_word_embeddings") or False}
 
 
 def model_from_hf_config(config: dict[str, Any], where: str) -> ModelSpec:
@@ -268,7 +272,7 @@ def to_hf_config(spec: ModelSpec, max_positions: int) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
         "router_aux_loss_coef": spec.aux_loss_coef,
         "output_router_logits": spec.aux_loss_coef > 0,
-        "tie_word_embeddings": False, "attention_dropout": 0.0, "sliding_window": None,
+        "tie_word_embeddings": spec.tied_embeddings, "attention_dropout": 0.0, "sliding_window": None,
         "bos_token_id": None, "eos_token_id": None,
     }
     if family == "mixtral":

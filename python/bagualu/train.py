@@ -144,7 +144,8 @@ def _train(me: Rank, job: Job, stop: StopSignals) -> int:
     from bagualu.session import Session, dry_run_report, forecast_all
 
     args = job.args
-    me.comm = start_ranks(me.rank, job.layout, args.deadline, args.store, me.on_failure)
+    me.comm = start_ranks(me.rank, job.layout, job.spec.tied_embeddings, args.deadline, args.store,
+                          me.on_failure)
     runtime = install_runtime(job)
     forecasts = forecast_all(runtime, job, me.comm)
     me.trainer = trainer = new_trainer(runtime, job.spec, job.trainer_options(me.rank),

@@ -20,9 +20,9 @@ from bagualu.runtime_module import load_runtime, new_trainer
 MICRO_BATCH = 2
 
 
-def groups_of(layout, rank):
+def groups_of(layout, rank, tied):
     names = {}
-    for kind, members in group_members(layout).items():
+    for kind, members in group_members(layout, tied).items():
         for ranks in members:
             if len(ranks) > 1:
                 group = dist.new_group(ranks)
@@ -44,7 +44,7 @@ def main(folder, rank, layout):
                "stage_layers": list(layout.stage_layers), "overlap": True,
                "microbatches": tokens.shape[0], "micro_batch_size": MICRO_BATCH,
                "seq": tokens.shape[2] - 1, "dtype": "fp32", "policy": "save-all", "chunk_rows": 24}
-    trainer = new_trainer(runtime, spec, options, groups_of(layout, rank))
+    trainer = new_trainer(runtime, spec, options, groups_of(layout, rank, spec.tied_embeddings))
     TensorFolder(folder).copy_into(trainer.parameters(), spec, Shard.of(spec, layout, rank))
     trainer.parameters_changed()
     report = trainer.step(tokens.contiguous(), 0, 0.0)

@@ -1,5 +1,7 @@
 """Which rank holds what, for every order of passes; and the layouts that are refused."""
 
+from dataclasses import replace
+
 import pytest
 from helpers import write_model, write_text
 
@@ -20,16 +22,16 @@ def test_ranks_of_a_stage_are_neighbours():
     assert [layout.pp_rank(r) for r in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [layout.dp_rank(r) for r in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert [layout.ep_rank(r) for r in range(8)] == [0, 1, 0, 1, 0, 1, 0, 1]
-    assert group_members(layout) == {
+    assert group_members(layout, True) == {
         "ep": [[0, 1], [2, 3], [4, 5], [6, 7]], "dp": [[0, 1, 2, 3], [4, 5, 6, 7]],
         "edp": [[0, 2], [1, 3], [4, 6], [5, 7]], "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
         "world": [[0, 1, 2, 3, 4, 5, 6, 7]], "embedding": [[0, 4], [1, 5], [2, 6], [3, 7]]}
 
 
 def test_one_stage_has_the_groups_it_always_had():
-    assert group_members(make_layout(7, world=4, ep=2)) == {
+    assert group_members(make_layout(7, world=4, ep=2), False) == {
         "ep": [[0, 1], [2, 3]], "dp": [[0, 1, 2, 3]], "edp": [[0, 2], [1, 3]],
-        "pp": [[0], [1], [2], [3]], "world": [[0, 1, 2, 3]], "embedding": [[0], [1], [2], [3]]}
+        "pp": [[0], [1], [2], [3]], "world": [[0, 1, 2, 3]], "embedding": []}
 
 
 @pytest.mark.parametrize("layers, stages, split", [
@@ -54,7 +56,17 @@ def test_v_shape_turns_round_on_the_last_rank():
     assert (layout.stages_of(0), layout.stages_of(1)) == ([0, 3], [1, 2])
     assert (layout.layers_of(0), layout.layers_of(1)) == ([0, 6], [1, 2, 3, 4, 5])
     assert layout.has_embedding(0) and layout.has_head(0) and not layout.has_head(1)
-    assert group_members(layout)["embedding"] == [[0]]  # one rank has both ends
+    assert group_members(layout, True)["embedding"] == [[0]]  # one rank has both ends
+
+
+@pytest.mark.parametrize("pipeline, copies", [("1f1b", 2), ("dualpipe-v", 1)])
+def test_a_tied_head_keeps_a_copy_where_the_embedding_is_not(pipeline, copies):
+    tied = replace(SPEC, tied_embeddings=True)
+    layout = make_layout(SPEC.layers, 2, pp=2, pipeline=pipeline)
+    shards = [Shard.of(tied, layout, rank) for rank in range(2)]
+    names = {piece.native: piece for piece in pieces(tied)}
+    assert "lm_head" not in names
+    assert sum(shard.holds(names["embed_tokens"]) for shard in shards) == copies
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

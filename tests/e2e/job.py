@@ -43,14 +43,14 @@ class Rank:
         self.runtime.arena_install(0)
         self._groups: dict = {}
 
-    def groups(self, layout):
+    def groups(self, layout, tied=False):
         """Names of this rank's groups; all ranks of the job call this in the same order."""
         import torch.distributed as dist
 
         from bagualu.distributed import Groups, group_members
 
         names = {}
-        for kind, members in group_members(layout).items():
+        for kind, members in group_members(layout, tied).items():
             for ranks in members:
                 if len(ranks) > 1:
                     key = (kind, tuple(ranks))
@@ -73,7 +73,7 @@ class Rank:
         layout = make_layout(model["layers"], world, options.get("pp_size", 1), ep_size,
                              options.get("virtual_per_rank", 1),
                              options.get("pipeline", "1f1b"), options.get("stage_layers", ()))
-        groups = self.groups(layout)
+        groups = self.groups(layout, model.get("tied_embeddings", False))
         if self.rank >= world:
             return None
         defaults = {"rank": self.rank, "world_size": world, "ep_size": ep_size,
