@@ -22,10 +22,16 @@ Executor::Executor(std::vector<ExecutorStage> stages, const ModelSpec& spec,
                    const ExecutorOptions& options, ModelState& model, ExecutorGroups groups,
                    ExecutorMemory memory)
     : stages_(std::move(stages)),
-      shared_(new ExecutorShared{spec, options, model, groups.ep, groups.pp,
+      shared_(new ExecutorShared{spec,
+                                 options,
+                                 model,
+                                 groups.ep,
+                                 groups.pp,
                                  options.dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat,
                                  at::empty({options.seq, spec.head_dim}, at::kFloat),
-                                 at::empty({options.seq, spec.head_dim}, at::kFloat), false, {}}),
+                                 at::empty({options.seq, spec.head_dim}, at::kFloat),
+                                 false,
+                                 {}}),
       memory_(memory) {
   ops::rope_tables(spec.rope_theta, shared_->rope_cos, shared_->rope_sin);
 }
@@ -35,8 +41,10 @@ Executor::~Executor() = default;
 void Executor::open(int slot, int stage, const MicrobatchInput& input) {
   BGL_CHECK(slot >= 0 && stage >= 0 && static_cast<size_t>(stage) < stages_.size(), slot, stage);
   const ExecutorStage& of = stages_[stage];
-  BGL_CHECK(input.ids.numel() == of.graph->tokens && input.targets.numel() == of.graph->tokens,
-            input.ids.numel(), input.targets.numel(), of.graph->tokens);
+  const std::vector<OpSpec>& ops = of.graph->ops;
+  const int64_t tokens = of.graph->tokens;
+  BGL_CHECK(ops.front().kind != OpKind::kEmbedding || input.ids.numel() == tokens, tokens);
+  BGL_CHECK(ops.back().kind != OpKind::kLmHead || input.targets.numel() == tokens, tokens);
   while (slots_.size() <= static_cast<size_t>(slot)) {
     slots_.push_back(std::make_unique<MicrobatchContext>(*shared_, memory_));
   }

@@ -24,13 +24,15 @@ int64_t replayed_peak(const std::vector<std::unique_ptr<TrainerStage>>& stages,
                       const RankProgram& program, const LayerLoad& load) {
   std::vector<RankStage> saving;
   std::vector<std::unique_ptr<Policy>> policies;
+  // Where passes run in pairs the order inside a pair follows times, which nobody knows yet.
+  const OpTime alike{{{0, 1000}}};
   std::vector<CostTable> costs(stages.size());
   std::vector<ProvisionContext> contexts(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
     const Graph& graph = stages[s]->graph;
-    costs[s].forward.resize(graph.ops.size());
-    costs[s].backward.resize(graph.ops.size());
-    costs[s].rebuild.resize(graph.units.size());
+    costs[s].forward.assign(graph.ops.size(), alike);
+    costs[s].backward.assign(graph.ops.size(), alike);
+    costs[s].rebuild.assign(graph.units.size(), alike);
     contexts[s].graph = &graph;
     contexts[s].cost = &costs[s];
     contexts[s].balanced = contexts[s].worst_case = load;

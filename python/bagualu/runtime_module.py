@@ -7,9 +7,6 @@ from bagualu.distributed import Groups
 from bagualu.errors import JobFailed
 from bagualu.model_spec import ModelSpec
 
-_PIPELINE_OPTIONS = ("pp_size", "virtual_per_rank", "stage_layers", "pipeline", "overlap",
-                     "link_bytes_per_s", "link_latency_us", "deadline_s")
-
 
 def load_runtime() -> Any:
     """bagualu._runtime. Throws JobFailed; loads torch first, whose libraries it needs."""
@@ -23,24 +20,14 @@ def load_runtime() -> Any:
     return _runtime
 
 
-def _plain(options: dict[str, Any]) -> bool:
-    return options.get("pp_size", 1) == 1 and options.get("pipeline", "1f1b") == "1f1b"
-
-
-def _options(options: dict[str, Any]) -> str:
-    return json.dumps({k: v for k, v in options.items()
-                       if not _plain(options) or k not in _PIPELINE_OPTIONS})
-
-
 def new_trainer(runtime: Any, spec: ModelSpec, options: dict[str, Any], groups: Groups) -> Any:
     """The C++ trainer. Throws as it does."""
-    names = (groups.ep, groups.dp, groups.edp) if _plain(options) else (groups.to_json(),)
-    return runtime.Trainer(spec.to_json(), _options(options), *names)
+    return runtime.Trainer(spec.to_json(), json.dumps(options), groups.to_json())
 
 
 def forecast(runtime: Any, spec: ModelSpec, options: dict[str, Any]) -> str:
     """Bytes that this rank needs, as JSON."""
-    return str(runtime.memory_forecast(spec.to_json(), _options(options)))
+    return str(runtime.memory_forecast(spec.to_json(), json.dumps(options)))
 
 
 def waiting_for(trainer: Any) -> str:
