@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bagualu/graph/native_moe.h"
 #include "bagualu/runtime/executor.h"
 #include "bagualu/runtime/loopback_group.h"
 #include "bagualu/runtime/runner_rig.h"
