@@ -198,10 +198,9 @@ void ActivationStore::encode(int id) {
   from.record.check_move(StorageState::kEncoded, "encode");
   check_sole_owner(from, "encode");
   // Sized as the graph counts it: the codes of all the bytes that the arena charges.
-  at::Tensor codes =
-      at::empty({block_code_bytes(BudgetCounter::charged_bytes(from.size_bytes),
-                                  static_cast<int64_t>(from.tensor.element_size()))},
-                from.layout.options.dtype(at::kByte));
+  at::Tensor codes = at::empty({block_code_bytes(BudgetCounter::charged_bytes(from.size_bytes),
+                                                 static_cast<int64_t>(from.tensor.element_size()))},
+                               from.layout.options.dtype(at::kByte));
   ops::quantise_encode(from.tensor, codes);
   device_resident_bytes_ += storage_bytes(codes);
   stats_.bytes_encoded += from.size_bytes;
@@ -224,9 +223,7 @@ void ActivationStore::decode(int id) {
   from.record.move(StorageState::kLive, "decode", ++last_generation_);
 }
 
-void ActivationStore::lend(int id) {
-  entry(id, "lend").record.move(StorageState::kLent, "lend");
-}
+void ActivationStore::lend(int id) { entry(id, "lend").record.move(StorageState::kLent, "lend"); }
 
 void ActivationStore::take_back(int id) {
   Entry& from = entry(id, "take_back");

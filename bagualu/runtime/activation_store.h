@@ -49,10 +49,10 @@ struct ActivationStoreStats {
 /// nothing. Storages are named by their index in the list given to begin().
 ///
 /// Invariants: each storage is in one state and moves only as the table in
-/// activation_store_record.h allows; what a communication uses stays as it is; a reload is issued behind its own offload; device bytes go
-/// back only after the copy out ended and host bytes only after the copy in ended; bytes said to be
-/// freed are freed.
-/// Throws:  InternalError with a dump of the storage (key, state history, shape) on any step that
+/// activation_store_record.h allows; what a communication uses stays as it is; a reload is issued
+/// behind its own offload; device bytes go back only after the copy out ended and host bytes only
+/// after the copy in ended; bytes said to be freed are freed. Throws:  InternalError with a dump of
+/// the storage (key, state history, shape) on any step that
 ///          the table forbids; the state is then unchanged.
 /// Threads: one thread at a time.
 /// Owns:    its tensors and host blocks. Arenas and engine outlive it.

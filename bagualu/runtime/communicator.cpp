@@ -144,9 +144,8 @@ std::vector<int64_t> Communicator::all_gather(const std::vector<int64_t>& counts
 void Communicator::all_reduce_sum(at::Tensor& tensor) {
   if (size_ == 1) return;
   std::vector<at::Tensor> tensors = {borrow(tensor)};
-  impl_->run_collective("all-reduce", static_cast<int64_t>(tensor.nbytes()), [&] {
-    return impl_->group->allreduce(tensors, c10d::AllreduceOptions());
-  });
+  impl_->run_collective("all-reduce", static_cast<int64_t>(tensor.nbytes()),
+                        [&] { return impl_->group->allreduce(tensors, c10d::AllreduceOptions()); });
 }
 
 int64_t Communicator::all_reduce_min(int64_t value) {
@@ -168,9 +167,8 @@ PendingComm Communicator::issue_all_to_all(const at::Tensor& send,
   std::vector<int64_t> recv_sizes = segment_sizes(recv_layout);
   at::Tensor source = borrow(send), target = borrow(recv);
   // What a rank keeps does not go over a link.
-  const int64_t size_bytes =
-      std::max(send_layout.total_bytes() - send_layout.segment_bytes(rank_),
-               recv_layout.total_bytes() - recv_layout.segment_bytes(rank_));
+  const int64_t size_bytes = std::max(send_layout.total_bytes() - send_layout.segment_bytes(rank_),
+                                      recv_layout.total_bytes() - recv_layout.segment_bytes(rank_));
   PendingComm pending = impl_->issue_collective("all-to-all of " + label, size_bytes, [&] {
     return impl_->group->alltoall_base(target, source, recv_sizes, send_sizes);
   });
@@ -237,8 +235,6 @@ PendingComm Communicator::Impl::issue_local(const std::string& what, int64_t tag
   return PendingComm(std::move(state));
 }
 
-int64_t Communicator::take_busy_ns() {
-  return std::exchange(impl_->blocked_ns, 0);
-}
+int64_t Communicator::take_busy_ns() { return std::exchange(impl_->blocked_ns, 0); }
 
 }  // namespace bagualu

@@ -59,8 +59,9 @@ class Communicator {
   void all_to_all(const at::Tensor& send, const ops::WireLayout& send_layout, at::Tensor& recv,
                   const ops::WireLayout& recv_layout);
 
-  /// `peer` is a rank of the group, this one included: the message is then delivered when its second
-  /// half is issued, and must not be awaited earlier. Requires: dense tensors, as for issue_all_to_all(); tag >= 0.
+  /// `peer` is a rank of the group, this one included: the message is then delivered when its
+  /// second half is issued, and must not be awaited earlier. Requires: dense tensors, as for
+  /// issue_all_to_all(); tag >= 0.
   PendingComm issue_send(const at::Tensor& tensor, int64_t peer, int64_t tag,
                          const std::string& label);
   PendingComm issue_recv(at::Tensor& tensor, int64_t peer, int64_t tag, const std::string& label);

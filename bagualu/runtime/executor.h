@@ -35,7 +35,7 @@ namespace bagualu {
 /// What the experts of one micro-batch are made to receive, instead of what the router would send.
 /// Both leave the router's mathematics in place. Layers are the model's.
 struct RoutingOverride {
-  std::vector<std::optional<Spike>> spikes;           ///< by layer; empty = none
+  std::vector<std::optional<Spike>> spikes;             ///< by layer; empty = none
   std::vector<std::vector<int64_t>> tokens_per_expert;  ///< recorded counts by layer; empty = none
 };
 
@@ -119,8 +119,8 @@ class ExecutorObserver {
                        const MicrobatchInput& /*input*/) {}
   virtual void on_close(int /*slot*/) {}
   virtual void on_action(const StageAction& /*action*/, int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
-  /// A communication was awaited. `action` is the one that issued it; a router's kForward awaits its
-  /// exchange of counts itself.
+  /// A communication was awaited. `action` is the one that issued it; a router's kForward awaits
+  /// its exchange of counts itself.
   virtual void on_comm(const StageAction& /*action*/, const CommTimes& /*times*/) {}
   /// A copy was issued for a storage.
   virtual void on_copy(const StageAction& /*action*/, CopyTicket /*ticket*/, int64_t /*bytes*/) {}

@@ -67,9 +67,8 @@ void MicrobatchContext::issue(const OpSpec& op, bool backward) {
 PendingComm MicrobatchContext::issue_exchange(const OpSpec& op, bool backward,
                                               const at::Tensor& source, at::Tensor& target) {
   const LayerRouting& routing = this->routing(op.layer);
-  const std::string label =
-      text({backward ? ActionKind::kBackward : ActionKind::kForward,
-            static_cast<int>(&op - graph_->ops.data())});
+  const std::string label = text({backward ? ActionKind::kBackward : ActionKind::kForward,
+                                  static_cast<int>(&op - graph_->ops.data())});
   if (op.kind == OpKind::kDispatch) {
     return backward
                ? shared_.ep.issue_all_to_all(source, routing.recv, target, routing.send, label)
@@ -89,10 +88,9 @@ PendingComm MicrobatchContext::issue_transfer(const OpSpec& op, bool backward,
   BGL_CHECK(shared_.pp != nullptr && peer >= 0, op.name, stage_.stage, peer);
   const int64_t edge = stage_.stage - (with_previous ? 1 : 0);
   const int64_t tag = 2 * (input_.microbatch * stage_.stages + edge) + (backward ? 1 : 0);
-  const std::string label = fmt::format("{} of micro-batch {} {} stage {}",
-                                        backward ? "gradient" : "activation", input_.microbatch,
-                                        source.defined() ? "to" : "from",
-                                        stage_.stage + (with_previous ? -1 : 1));
+  const std::string label = fmt::format(
+      "{} of micro-batch {} {} stage {}", backward ? "gradient" : "activation", input_.microbatch,
+      source.defined() ? "to" : "from", stage_.stage + (with_previous ? -1 : 1));
   return source.defined() ? shared_.pp->issue_send(source, peer, tag, label)
                           : shared_.pp->issue_recv(target, peer, tag, label);
 }

@@ -84,8 +84,8 @@ void MicrobatchContext::run(const Action& action) {
   try {
     run_action(action);
   } catch (const OverBudget& over) {
-    const int layer = names_op(action.kind) ? graph_->ops[action.id].layer
-                                            : graph_->storages[action.id].layer;
+    const int layer =
+        names_op(action.kind) ? graph_->ops[action.id].layer : graph_->storages[action.id].layer;
     throw OutOfBudget(over.what(), input_.microbatch, layer >= 0 ? model_layer(layer) : layer,
                       action_text(*graph_, action), over.wanted_bytes(), over.left_bytes(),
                       over.budget_bytes());
@@ -168,8 +168,8 @@ at::Tensor MicrobatchContext::make(int storage, at::IntArrayRef shape, at::Scala
 
 void MicrobatchContext::adopt(int storage, at::Tensor tensor) {
   const StorageSpec& spec = graph_->storages[storage];
-  const LayerLoad load = spec.layer >= 0 && routing_[spec.layer] ? routing_[spec.layer]->load
-                                                                 : LayerLoad{};
+  const LayerLoad load =
+      spec.layer >= 0 && routing_[spec.layer] ? routing_[spec.layer]->load : LayerLoad{};
   // The graph's bytes are the allocator's, for every storage, in every step.
   BGL_CHECK(spec.bytes.eval(tokens_, load) ==
                 round_up(static_cast<int64_t>(tensor.nbytes()), kAllocationGranularity),
@@ -205,8 +205,8 @@ at::Tensor MicrobatchContext::output_gradient(const OpSpec& op, int site, Backwa
   const bool masks = site != kMasked && dropout() != 0.0;
   const int kept = part == BackwardPart::kInput ? deferred_storage(op) : -1;
   if (!masks && kept < 0) return gradient;
-  at::Tensor result = kept >= 0 ? make(kept, gradient.sizes(), dtype_)
-                                : scratch(gradient.sizes(), dtype_);
+  at::Tensor result =
+      kept >= 0 ? make(kept, gradient.sizes(), dtype_) : scratch(gradient.sizes(), dtype_);
   if (masks) {
     ops::dropout_backward(gradient, dropout(), dropout_seed(op.layer, site), result);
   } else {

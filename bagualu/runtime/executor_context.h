@@ -94,8 +94,9 @@ class MicrobatchContext {
   void adopt(int storage, at::Tensor tensor);
   at::Tensor get(int storage) const { return store_.get(storage); }
   at::Tensor scratch(at::IntArrayRef shape, at::ScalarType dtype) const;
-  // The gradient of an operator's output, before its dropout. If the weight gradient comes later and
-  // this gradient would be gone by then (d_hidden is updated in place), in a storage of its own.
+  // The gradient of an operator's output, before its dropout. If the weight gradient comes later
+  // and this gradient would be gone by then (d_hidden is updated in place), in a storage of its
+  // own.
   at::Tensor output_gradient(const OpSpec& op, int site, BackwardPart part);
   // The gradient that outlives a split backward; -1 if there is none.
   int deferred_storage(const OpSpec& op) const;

@@ -31,8 +31,8 @@ void MicrobatchContext::forward_mlp(const OpSpec& op, bool recompute) {
     }
     case OpKind::kSharedFc1:
     case OpKind::kMlpFc1: {
-      const at::Tensor& weight = op.kind == OpKind::kSharedFc1 ? weights->shared_fc1.weight
-                                                               : weights->mlp_fc1.weight;
+      const at::Tensor& weight =
+          op.kind == OpKind::kSharedFc1 ? weights->shared_fc1.weight : weights->mlp_fc1.weight;
       at::Tensor out = make(op.creates[0], {tokens_, weight.size(0)}, dtype_);
       ops::linear_forward(get(op.reads[0]), weight, out);
       return;
@@ -67,8 +67,7 @@ void MicrobatchContext::forward_lm_head(const OpSpec& op, bool recompute) {
   at::Tensor log_probs = make(op.creates[0], {tokens_, spec_.vocab}, at::kFloat);
   const at::Tensor normed = get(op.reads[0]);
   // In fp32 the logits are made where the log-probabilities will stand.
-  at::Tensor logits =
-      dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
+  at::Tensor logits = dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
   ops::linear_forward(normed, shared_.model.lm_head().weight, logits);
   const double loss = ops::loss_forward(logits, input_.targets, log_probs);
   if (!recompute) losses_.cross_entropy_sum += loss;  // a side effect that must happen once
@@ -82,8 +81,7 @@ void MicrobatchContext::backward_lm_head(const OpSpec& op) {
   at::Tensor log_probs = get(op.bwd_saved[0]);
   const at::Tensor normed = get(op.bwd_saved[1]);
   at::Tensor d_normed = make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_);
-  at::Tensor d_logits =
-      dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
+  at::Tensor d_logits = dtype_ == at::kFloat ? log_probs : scratch({tokens_, spec_.vocab}, dtype_);
   ops::loss_backward(log_probs, input_.targets, input_.loss_scale, d_logits);
   at::Tensor grad = shared_.model.lm_head().grad;
   ops::linear_backward_weight(d_logits, normed, grad);
@@ -108,19 +106,18 @@ void MicrobatchContext::backward_mlp(const OpSpec& op, BackwardPart part) {
       at::Tensor d_hidden = make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_);
       at::Tensor grad = shared_.model.final_norm().grad;
       ops::rms_norm_backward(get(op.bwd_reads[0]), get(op.bwd_saved[0]),
-                             shared_.model.final_norm().weight, get(op.bwd_saved[1]), d_hidden, false,
-                             grad);
+                             shared_.model.final_norm().weight, get(op.bwd_saved[1]), d_hidden,
+                             false, grad);
       return;
     }
     case OpKind::kSharedFc1:
     case OpKind::kMlpFc1: {
       // The dense MLP makes the gradient of its input; the shared expert adds to the routed one's.
       const bool creates = !op.bwd_creates.empty();
-      WeightAndGrad& fc1 =
-          op.kind == OpKind::kSharedFc1 ? weights->shared_fc1 : weights->mlp_fc1;
+      WeightAndGrad& fc1 = op.kind == OpKind::kSharedFc1 ? weights->shared_fc1 : weights->mlp_fc1;
       const at::Tensor d_fc1 = get(op.bwd_reads[0]);
-      at::Tensor d_normed = creates ? make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_)
-                                    : get(op.bwd_reads[1]);
+      at::Tensor d_normed =
+          creates ? make(op.bwd_creates[0], {tokens_, spec_.hidden}, dtype_) : get(op.bwd_reads[1]);
       if (part == BackwardPart::kWhole) {
         ops::linear_backward_weight(d_fc1, get(op.bwd_saved[0]), fc1.grad);
       }

@@ -51,22 +51,22 @@ void MicrobatchContext::forward_router(const OpSpec& op) {
   const bool replay = forced != nullptr && !forced->tokens_per_expert.empty() &&
                       !forced->tokens_per_expert[in_model].empty();
   if (replay) {
-    assign_recorded_routing(forced->tokens_per_expert[in_model], shared_.ep.size(), shared_.ep.rank(),
-                            ids);
+    assign_recorded_routing(forced->tokens_per_expert[in_model], shared_.ep.size(),
+                            shared_.ep.rank(), ids);
   }
-  const ops::RouterLosses losses = ops::router_select(logits, weights.router_bias,
-                                                      router_options(spec_), replay, ids, probs);
+  const ops::RouterLosses losses =
+      ops::router_select(logits, weights.router_bias, router_options(spec_), replay, ids, probs);
   losses_.aux += losses.aux;
   losses_.z += losses.z;
 
   std::vector<int64_t> counts(spec_.experts);
   const auto assignments = static_cast<size_t>(tokens_ * spec_.top_k);
   ops::build_row_map(std::span<const int16_t>(ids.const_data_ptr<int16_t>(), assignments),
-                     spec_.experts,
-                     std::span<int32_t>(row_map.data_ptr<int32_t>(), assignments), counts);
+                     spec_.experts, std::span<int32_t>(row_map.data_ptr<int32_t>(), assignments),
+                     counts);
   routing_[op.layer].emplace(shared_.ep.all_gather(counts), shared_.ep.size(), shared_.ep.rank(),
-                          spec_.hidden * static_cast<int64_t>(at::elementSize(dtype_)),
-                          options_.chunk_rows);
+                             spec_.hidden * static_cast<int64_t>(at::elementSize(dtype_)),
+                             options_.chunk_rows);
 }
 
 void MicrobatchContext::forward_dispatch_pack(const OpSpec& op) {
@@ -89,7 +89,8 @@ void MicrobatchContext::forward_dispatch_pack(const OpSpec& op) {
 // The pieces' intermediates: views of the materialised storages, or of buffers of one piece that
 // every piece reuses.
 struct MicrobatchContext::PieceBuffers {
-  PieceBuffers(const MicrobatchContext& context, const OpSpec& op, const LayerLoad& load, bool backward)
+  PieceBuffers(const MicrobatchContext& context, const OpSpec& op, const LayerLoad& load,
+               bool backward)
       : keeps_fc1(context.materialised(op.creates[0])),
         keeps_act(context.materialised(op.creates[1])) {
     const int64_t f = context.spec_.expert_ffn;
@@ -158,8 +159,7 @@ void MicrobatchContext::backward_experts(const OpSpec& op, BackwardPart part) {
   // What the weight gradient reads later stands in storages of all rows.
   const at::Tensor d_fc1 = whole ? scratch({largest, 2 * f}, dtype_)
                                  : make(op.wgrad_reads[0], {rows_there, 2 * f}, dtype_);
-  const at::Tensor d_out =
-      whole ? at::Tensor() : make(op.wgrad_reads[1], {rows_there, h}, dtype_);
+  const at::Tensor d_out = whole ? at::Tensor() : make(op.wgrad_reads[1], {rows_there, h}, dtype_);
   const at::Tensor d_probs = scratch({largest}, at::kFloat);
   for (const ExpertPiece& piece : routing.pieces) {
     const int64_t in_expert = piece.row_begin - routing.received.expert_begin(piece.expert);
@@ -170,13 +170,12 @@ void MicrobatchContext::backward_experts(const OpSpec& op, BackwardPart part) {
     at::Tensor fc1 = buffers.fc1_of(piece), act = buffers.act_of(piece);
     if (!buffers.keeps_fc1) ops::expert_fc1_piece(rows, w1, fc1);
     if (!buffers.keeps_act && whole) ops::expert_act_piece(fc1, row_probs, act);
-    ops::ExpertGradients grads{
-        d_act.narrow(0, 0, piece.rows),
-        d_fc1.narrow(0, whole ? 0 : piece.row_begin, piece.rows),
-        d_rows.narrow(0, 0, piece.rows),
-        d_probs.narrow(0, 0, piece.rows),
-        weights.expert_fc1.grad.select(0, piece.expert),
-        weights.expert_fc2.grad.select(0, piece.expert)};
+    ops::ExpertGradients grads{d_act.narrow(0, 0, piece.rows),
+                               d_fc1.narrow(0, whole ? 0 : piece.row_begin, piece.rows),
+                               d_rows.narrow(0, 0, piece.rows),
+                               d_probs.narrow(0, 0, piece.rows),
+                               weights.expert_fc1.grad.select(0, piece.expert),
+                               weights.expert_fc2.grad.select(0, piece.expert)};
     at::Tensor dout = whole ? grads.d_rows : d_out.narrow(0, piece.row_begin, piece.rows);
     // The wire's second column is filler here; d_probs takes it until it is overwritten.
     ops::gather_piece(wire, routing.recv, routing.received, piece.expert, in_expert, dout,

@@ -8,8 +8,8 @@
 
 namespace bagualu {
 
-// Reads its two lists by position, as graph/native_moe.cpp states them; adds what the whole backward
-// would have added, with the same kernels.
+// Reads its two lists by position, as graph/native_moe.cpp states them; adds what the whole
+// backward would have added, with the same kernels.
 void MicrobatchContext::weight_grad(int index) {
   const OpSpec& op = graph_->ops[index];
   BGL_CHECK(op.has_wgrad, op.name);

@@ -139,7 +139,11 @@ void carry_out(std::vector<Part>& parts) {
 class LoopbackGroup::Fabric {
  public:
   Fabric(int64_t size, LoopbackOptions options)
-      : size_(size), options_(options), random_(options.seed), issued_(size, 0), dead_(size, false) {
+      : size_(size),
+        options_(options),
+        random_(options.seed),
+        issued_(size, 0),
+        dead_(size, false) {
     mover_ = std::thread([this] { move(); });
   }
   ~Fabric() {
@@ -357,7 +361,10 @@ struct LoopbackGroup::Groups {
 };
 
 LoopbackGroup::LoopbackGroup(const std::string& name, int64_t size, LoopbackOptions options)
-    : name_(name), size_(size), fabric_(std::make_shared<Fabric>(size, options)), groups_(std::make_unique<Groups>()) {
+    : name_(name),
+      size_(size),
+      fabric_(std::make_shared<Fabric>(size, options)),
+      groups_(std::make_unique<Groups>()) {
   for (int64_t rank = 0; rank < size; ++rank) {
     auto group =
         c10::make_intrusive<c10d::ProcessGroup>(static_cast<int>(rank), static_cast<int>(size));

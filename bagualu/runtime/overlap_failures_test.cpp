@@ -109,7 +109,7 @@ TEST(OverlapFailures, AFailedCommunicationIsRecoveredFrom) {
   const int64_t base = arena.live_bytes();
   on_every_rank(2, [&](int64_t index) {
     OverlapRank rank(rich_moe_spec(), failing_options(2), index, group.name_of(index), index + 1,
-                     {.name = "ep"});
+                     {.name = "ep", .job_ranks = {}});
     const StepNumbers expected = plain_step(rank, kMicrobatches);
     Random shared(13);
     for (int i = 0; i < 30; ++i) {

@@ -48,8 +48,11 @@ struct OverlapRank {
         state(spec, options.layout, options.shape.dtype),
         transfers({.seed = seed}),
         executor({ExecutorStage{.graph = &graph}}, spec,
-                 {options.shape.micro_batch_size, options.shape.seq, options.shape.dtype,
-                  options.chunk_rows, {.verify_checksums = true}},
+                 {options.shape.micro_batch_size,
+                  options.shape.seq,
+                  options.shape.dtype,
+                  options.chunk_rows,
+                  {.verify_checksums = true}},
                  state, {ep}, {*DeviceArena::installed(), host, transfers}) {
     state.init_parameters(options.seed, ep.rank());
     ep.reserve_gather(spec.experts);

@@ -43,7 +43,7 @@ void random_steps(const ModelSpec& spec, int64_t ep, int64_t steps, uint64_t see
   const int64_t base = arena.live_bytes();
   on_every_rank(ep, [&](int64_t rank_index) {
     OverlapRank rank(spec, overlap_options(ep, ep), rank_index, group.name_of(rank_index),
-                     seed + static_cast<uint64_t>(rank_index), {.name = "ep"});
+                     seed + static_cast<uint64_t>(rank_index), {.name = "ep", .job_ranks = {}});
     const RoutingOverride starving = all_to_rank_0(spec, rank.graph.tokens * ep);
     if (one_rank_starves) rank.routing = &starving;
     std::vector<StepNumbers> expected(5);  // by count of micro-batches

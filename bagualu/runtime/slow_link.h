@@ -11,8 +11,8 @@ struct SlowLinkOptions {
   int64_t latency_ns = 0;
 };
 
-/// Clock of an emulated link: says when a transfer counts as done. Moves no bytes, waits for nothing.
-/// A link carries one transfer at a time, in the order of issue; latencies overlap.
+/// Clock of an emulated link: says when a transfer counts as done. Moves no bytes, waits for
+/// nothing. A link carries one transfer at a time, in the order of issue; latencies overlap.
 class SlowLink {
  public:
   explicit SlowLink(SlowLinkOptions options);

@@ -23,9 +23,9 @@ TEST(SlowLink, ATransferTakesLatencyAndBytesOverRate) {
 
 TEST(SlowLink, TransfersFollowEachOtherAndTheirLatenciesOverlap) {
   SlowLink link({.bytes_per_s = 1'000'000, .latency_ns = 2 * kMs});
-  EXPECT_EQ(link.take(0, 3000), 5 * kMs);       // on the link from 0 to 3
+  EXPECT_EQ(link.take(0, 3000), 5 * kMs);        // on the link from 0 to 3
   EXPECT_EQ(link.take(1 * kMs, 4000), 9 * kMs);  // from 3 to 7
-  EXPECT_EQ(link.take(20 * kMs, 0), 22 * kMs);  // an idle link, no bytes
+  EXPECT_EQ(link.take(20 * kMs, 0), 22 * kMs);   // an idle link, no bytes
   EXPECT_EQ(link.take(21 * kMs, 1000), 24 * kMs);
 }
 

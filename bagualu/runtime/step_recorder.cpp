@@ -23,9 +23,7 @@ bool takes_time(ActionKind kind) {
   return kind != ActionKind::kFree && kind != ActionKind::kDrop && kind != ActionKind::kGate;
 }
 
-bool is_stage_op(OpKind kind) {
-  return kind == OpKind::kStageRecv || kind == OpKind::kStageSend;
-}
+bool is_stage_op(OpKind kind) { return kind == OpKind::kStageRecv || kind == OpKind::kStageSend; }
 
 // A stage's receive is posted and its send issued by the forward or the backward, depending on the
 // side.
@@ -175,8 +173,8 @@ class StepRecorder::Writer {
     if (found != issued_.end()) {
       const bool ends = issuer(kind) != kind;
       // A router's exchange of counts has no end of its own.
-      const bool both = !ends && names_op(kind) &&
-                        passage.graph->ops[id].stream == Stream::kCompute;
+      const bool both =
+          !ends && names_op(kind) && passage.graph->ops[id].stream == Stream::kCompute;
       if (!ends) event.issues.push_back(found->second);
       if (ends || both) event.awaits.push_back(found->second);
     }

@@ -122,7 +122,10 @@ void CpuTransferEngine::work(Direction direction) {
     } else {
       mine.failures.emplace(job.sequence, transfer_failure_text(direction, job.label, cause));
     }
-    record({{direction, job.sequence}, job.size_bytes, job.issued_ns, job.begin_ns,
+    record({{direction, job.sequence},
+            job.size_bytes,
+            job.issued_ns,
+            job.begin_ns,
             ns_of(Clock::now())});
     mine.queue.pop_front();
     ++mine.ended;

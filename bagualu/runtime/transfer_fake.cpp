@@ -45,8 +45,8 @@ CopyTicket FakeTransferEngine::copy(Direction direction, void* dst, const void* 
   }
   Lane& to = lane(direction);
   std::uniform_int_distribution<int64_t> delay(0, options_.max_delay_ns);
-  to.queue.push_back({++to.issued, dst, src, size_bytes, after, std::move(label), delay(random_), now_ns_,
-                      std::exchange(to.next_failure, std::nullopt)});
+  to.queue.push_back({++to.issued, dst, src, size_bytes, after, std::move(label), delay(random_),
+                      now_ns_, std::exchange(to.next_failure, std::nullopt)});
   return {direction, to.issued};
 }
 
@@ -171,8 +171,11 @@ void FakeTransferEngine::end_front(Direction direction) {
     stats_.copied_bytes[static_cast<size_t>(direction)] += job.size_bytes;
   }
   // Its delay is all of its time: it starts when the one before it ended.
-  record({{direction, job.sequence}, job.size_bytes, job.issued_ns,
-          std::max(job.issued_ns, from.last_end_ns), now_ns_});
+  record({{direction, job.sequence},
+          job.size_bytes,
+          job.issued_ns,
+          std::max(job.issued_ns, from.last_end_ns),
+          now_ns_});
   from.last_end_ns = now_ns_;
   from.queue.pop_front();
   ++from.ended;
