@@ -215,6 +215,7 @@ Flight& RankDriver::Impl::begin_backward(const PipelinePass& pass) {
 }
 
 void RankDriver::Impl::run_backward(Flight& one, bool defer) {
+  add_older_first(one, defer);
   while (!one.state.backward_done()) {
     append_backward_op(graph(one), one.plan, defer, one.state, timeline_);
     emit(one);
@@ -239,6 +240,26 @@ void RankDriver::Impl::run_weight_grads(Flight& one) {
   }
 }
 
+void RankDriver::Impl::add_older_first(const Flight& one, bool defer) {
+  if (!weight_grads_wait()) return;
+  MicrobatchState state = one.state;
+  Timeline rest;
+  while (!state.backward_done()) append_backward_op(graph(one), one.plan, defer, state, rest);
+  const auto adds_itself = [&](int op) {
+    return std::find(rest.begin(), rest.end(), Action{ActionKind::kBackward, op}) != rest.end();
+  };
+  for (auto next = flights_.begin(); next != flights_.end();) {
+    Flight& older = *next++;  // it may be closed
+    if (older.stage != one.stage || older.microbatch >= one.microbatch) continue;
+    auto& waiting = older.state.weight_grads;
+    while (std::any_of(waiting.begin(), waiting.end(), adds_itself)) {
+      append_weight_grad(graph(older), older.state, timeline_);
+      emit(older);
+    }
+    close_if_over(older);
+  }
+}
+
 bool RankDriver::Impl::advance_both(Flight& one, RankDecision& made,
                                     const PipelinePass& backward_pass, Flight& beside,
                                     WeightGrads weight_grads, int& gate) {
@@ -253,6 +274,7 @@ bool RankDriver::Impl::advance_both(Flight& one, RankDecision& made,
     if (!host_.agree(calm && segment_fits(one, plan, beside, segment))) return false;
   }
   begin_backward(backward_pass);
+  add_older_first(beside, weight_grads == WeightGrads::kLeave);
   record(std::move(made));
   RankFlight& outcome = run_.flights[static_cast<size_t>(one.record)];
   outcome.exposed_ns = run_.decisions.back().decision.exposed_ns;

@@ -72,6 +72,9 @@ class RankDriver::Impl {
   void end_backward(Flight& one);
   void finish_partner(Flight& beside, WeightGrads weight_grads);
   void run_weight_grads(Flight& one);
+  // Gradients are summed in the order of micro-batches, whatever is put off: older ones are added
+  // before what the rest of this backward adds itself.
+  void add_older_first(const Flight& one, bool defer);
 
   // ---- memory (rank_decide.cpp) ----
   // Whether the weight gradients of this backward may be put off. Whatever waits already is

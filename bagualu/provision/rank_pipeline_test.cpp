@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <condition_variable>
@@ -157,6 +158,10 @@ class Rank final : public RankHost {
       timelines_[{stage, microbatch}].push_back(one.action);
       if (!names_op(one.action.kind)) continue;
       const OpSpec& op = graph.ops[static_cast<size_t>(one.action.id)];
+      if (one.action.kind == ActionKind::kWeightGrad ||
+          (one.action.kind == ActionKind::kBackward && op.has_wgrad)) {
+        sums_[{stage, one.action.id}].push_back(microbatch);
+      }
       if (op.kind == OpKind::kStageRecv || op.kind == OpKind::kStageSend) {
         cross(op, one.action.kind, stage, microbatch);
       } else if (issues_collective(op, one.action.kind)) {
@@ -181,6 +186,12 @@ class Rank final : public RankHost {
     EXPECT_LE(most_slots_, static_cast<size_t>(most_flights(program_))) << name_of(of);
     if (options_.activation_budget_bytes > 0) {
       EXPECT_LE(run_result.memory.peak_bytes, options_.activation_budget_bytes) << name_of(of);
+    }
+    // Each gradient is summed in one order, whatever was put off: else its last bits would change.
+    for (const auto& [key, microbatches] : sums_) {
+      EXPECT_EQ(microbatches.size(), static_cast<size_t>(of.microbatches));
+      EXPECT_TRUE(std::is_sorted(microbatches.begin(), microbatches.end()))
+          << name_of(of) << " " << graph_of(key.first).ops[static_cast<size_t>(key.second)].name;
     }
     for (const auto& [key, timeline] : timelines_) {
       EXPECT_THAT(verify_timeline(graph_of(key.first), timeline), IsEmpty())
@@ -231,6 +242,7 @@ class Rank final : public RankHost {
   std::unique_ptr<RankDriver> driver_;
   std::map<int, std::pair<int, int>> slots_;  ///< stage and micro-batch
   std::map<std::pair<int, int>, Timeline> timelines_;
+  std::map<std::pair<int, int>, std::vector<int>> sums_;  ///< by stage and op: micro-batches added
   size_t most_slots_ = 0;
 };
 
