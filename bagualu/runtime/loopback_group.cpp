@@ -226,6 +226,11 @@ class LoopbackGroup::Fabric {
     return unended_;
   }
 
+  int64_t ended() const {
+    const std::lock_guard lock(*mutex_);
+    return ended_;
+  }
+
  private:
   struct Letter {
     WorkPtr work;
@@ -251,6 +256,7 @@ class LoopbackGroup::Fabric {
     at_random_time([this, work, failure] {
       if (work->isCompleted()) return;
       --unended_;
+      ++ended_;
       work->end(failure);
     });
   }
@@ -305,6 +311,7 @@ class LoopbackGroup::Fabric {
   std::map<std::tuple<int64_t, int64_t, int64_t>, Mailbox> mailboxes_;  // (from, to, tag)
   std::multimap<Clock::time_point, std::function<void()>> jobs_;
   int64_t unended_ = 0;
+  int64_t ended_ = 0;
   std::string next_failure_;
   bool stalled_ = false;
   bool stopping_ = false;
@@ -388,5 +395,6 @@ void LoopbackGroup::stall(bool stalled) { fabric_->stall(stalled); }
 void LoopbackGroup::fail_next(const std::string& cause) { fabric_->fail_next(cause); }
 void LoopbackGroup::kill(int64_t rank) { fabric_->kill(rank); }
 int64_t LoopbackGroup::unended() const { return fabric_->unended(); }
+int64_t LoopbackGroup::ended() const { return fabric_->ended(); }
 
 }  // namespace bagualu

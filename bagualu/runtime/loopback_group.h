@@ -34,8 +34,9 @@ class LoopbackGroup {
   void kill(int64_t rank);
   /// The collective that completes next fails on every rank.
   void fail_next(const std::string& cause);
-  /// What was issued and has not ended, over all ranks.
+  /// What was issued and has not ended, over all ranks; what has.
   int64_t unended() const;
+  int64_t ended() const;
 
   class Fabric;
 

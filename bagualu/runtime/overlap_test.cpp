@@ -61,13 +61,21 @@ void random_steps(const ModelSpec& spec, int64_t ep, int64_t steps, uint64_t see
   });
   EXPECT_EQ(arena.live_bytes(), base);
   EXPECT_EQ(group.unended(), 0);
+  std::printf("%ld steps on each of %ld ranks, %ld transfers between them\n",
+              static_cast<long>(steps), static_cast<long>(ep), static_cast<long>(group.ended()));
 }
 
-TEST(Overlap, RandomOrdersOnOneRankKeepTheBits) { random_steps(rich_with_losses(), 1, 60, 1); }
+// BAGUALU_RANDOM_STEPS: that many in place of `steps`, for long runs.
+int64_t or_as_told(int64_t steps) {
+  const char* text = std::getenv("BAGUALU_RANDOM_STEPS");
+  return text == nullptr ? steps : std::atoll(text);
+}
 
-TEST(Overlap, RandomOrdersOnTwoRanksKeepTheBits) { random_steps(rich_with_losses(), 2, 60, 2); }
+TEST(Overlap, RandomOrdersOnOneRankKeepTheBits) { random_steps(rich_with_losses(), 1, or_as_told(60), 1); }
 
-TEST(Overlap, RandomOrdersOnFourRanksKeepTheBits) { random_steps(small_moe_spec(), 4, 20, 3); }
+TEST(Overlap, RandomOrdersOnTwoRanksKeepTheBits) { random_steps(rich_with_losses(), 2, or_as_told(60), 2); }
+
+TEST(Overlap, RandomOrdersOnFourRanksKeepTheBits) { random_steps(small_moe_spec(), 4, or_as_told(20), 3); }
 
 TEST(Overlap, ARankWhoseExpertsGetNothingKeepsTheBits) {
   random_steps(rich_with_losses(), 2, 20, 4, /*one_rank_starves=*/true);
