@@ -161,7 +161,8 @@ struct SolveOptions {
   bool exact = true;
   /// With more chain operators than this, runs of one resource are searched as one operator first.
   int fuse_above_ops = 40;
-  /// With more pairs of layers with communication than this, the first pass goes window by window.
+  /// With more pairs of layers with communication than this, and their order free, the first pass
+  /// goes window by window.
   int window_layers = 4;
   /// Work limit of all searches together; deterministic, unlike a deadline. About 0.2 us and 200
   /// bytes each.

@@ -106,6 +106,9 @@ bool DualBatchSolver::prepare(const DualBatchInstance& instance, const Precedenc
 
 void DualBatchSolver::search_windows(const DualBatchInstance& instance,
                                      const FusedInstance* fused) {
+  // With a pinned order states are few and a pass over all is as fast (16 layers: 1.1 ms without
+  // windows, 1.3 ms with them; free 16 against 13 ms; shared 2-core machine, 2026-11-30).
+  if (!instance.comm_order.empty()) return;
   const std::vector<LabelModel::Cut> cuts = window_cuts(instance, options_.window_layers);
   if (cuts.empty()) return;
   search_.set_cuts(cuts);
