@@ -11,8 +11,8 @@
 
 namespace bagualu {
 
-/// Tries every order that the rules of dual_batch.h allow; gives up a branch only once something in
-/// it ends no sooner than the best order found.
+/// Tries every order that the rules of dual_batch.h allow; gives up a branch only once the items
+/// that a resource has yet to run cannot end sooner than the best order found.
 class EveryOrder {
  public:
   explicit EveryOrder(const DualBatchInstance& instance) : in_(instance) {}
@@ -83,8 +83,23 @@ class EveryOrder {
     return s.r - used;
   }
 
+  // Of all compute items, if they follow each other without a gap from here on.
+  int64_t compute_end(const State& s) const {
+    int64_t end = s.free[static_cast<int>(Resource::kCompute)];
+    const auto add = [&end](const std::vector<ChainOp>& chain, size_t from) {
+      for (size_t i = from; i < chain.size(); ++i) {
+        if (chain[i].resource == Resource::kCompute) end += chain[i].ns;
+      }
+    };
+    add(in_.forward, s.f);
+    add(in_.backward, s.b);
+    for (size_t i = s.w; i < in_.weight_grads.size(); ++i) end += in_.weight_grads[i].ns;
+    for (size_t i = s.r; i < in_.rebuilds.size(); ++i) end += in_.rebuilds[i].ns;
+    return end;
+  }
+
   void extend(const State& s) {
-    if (s.last >= best_) return;
+    if (s.last >= best_ || compute_end(s) >= best_) return;
     if (s.f == in_.forward.size() && s.b == in_.backward.size() && s.w == in_.weight_grads.size() &&
         s.r == in_.rebuilds.size()) {
       best_ = s.last;
@@ -187,7 +202,7 @@ class SmallInstances {
   DualBatchInstance next(SmallKind kind, bool pinned) {
     longest_ = pick(0, 1) ? 9 : 1'000'000;
     DualBatchInstance in;
-    const int most = kind >= SmallKind::kFillers ? 4 : 6;
+    const int most = kind >= SmallKind::kFillers ? 5 : 8;
     in.forward = chain(pick(0, most), kind);
     in.backward = chain(pick(kind >= SmallKind::kFillers ? 1 : 0, most), kind);
     in.weight_lag = pick(0, 2);
@@ -226,15 +241,15 @@ class SmallInstances {
 
   void add_fillers(DualBatchInstance& in) {
     const int last = static_cast<int>(in.backward.size()) - 1;
-    for (int op : sorted_picks(pick(0, 3), 0, last)) in.weight_grads.push_back({duration(), op});
-    for (int op : sorted_picks(pick(0, 2), 0, last)) in.rebuilds.push_back({duration(), op});
+    for (int op : sorted_picks(pick(0, 4), 0, last)) in.weight_grads.push_back({duration(), op});
+    for (int op : sorted_picks(pick(0, 3), 0, last)) in.rebuilds.push_back({duration(), op});
   }
 
   void add_copies(DualBatchInstance& in) {
     const int forward = static_cast<int>(in.forward.size());
     const int backward = static_cast<int>(in.backward.size());
     if (forward > 0) {
-      for (int source : sorted_picks(pick(0, 2), 0, forward - 1)) {
+      for (int source : sorted_picks(pick(0, 3), 0, forward - 1)) {
         const bool releases = source + 1 < forward && pick(0, 2) > 0;
         in.copies_out.push_back(
             {duration(), source, releases ? pick(source + 1, forward - 1) : -1});
@@ -242,7 +257,7 @@ class SmallInstances {
     }
     int freed = -1;
     int rebuild = 0;
-    for (int reader : sorted_picks(pick(0, 2), 0, backward - 1)) {
+    for (int reader : sorted_picks(pick(0, 3), 0, backward - 1)) {
       freed = std::max(freed, pick(-1, reader - 1));
       CopyIn copy{duration(), reader, -1, freed};
       while (rebuild < static_cast<int>(in.rebuilds.size()) &&
