@@ -63,7 +63,7 @@ TEST(CommunicatorOrder, RanksWithTheirOwnLoadsAgreeIfItIsPinned) {
 
 // Why it is pinned.
 TEST(CommunicatorOrder, RanksLeftToThemselvesDoNotAgree) {
-  const Sequences by_rank = sequences(false, FamilyKind::kForwardHot);
+  const Sequences by_rank = sequences(false, FamilyKind::kBackwardHot);
   EXPECT_NE(communicator_order_fault(by_rank), "");
   EXPECT_GE(std::set(by_rank.begin(), by_rank.end()).size(), 3u);
 }

@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <algorithm>
+#include <string>
 
 #include "bagualu/schedule/dual_batch_greedy.h"
 #include "bagualu/schedule/verify_schedule.h"
@@ -107,6 +108,20 @@ TEST(DualBatchFamilies, NoOverlapIsTheSumOfEverything) {
   in.rebuilds = {{1, 1}};
   in.copies_in = {{9, 1, -1, -1}};
   EXPECT_EQ(no_overlap_ns(in), 13);
+}
+
+// Proven by HiGHS on a model that shares no code with the solver: bench/dual_batch_milp.py.
+TEST(DualBatchFamilies, ExactAnswersAreTheOptimaOfAMilp) {
+  const Json optima =
+      read_json_file(std::string(BAGUALU_SOURCE_DIR) + "/tests/data/dual_batch_milp.json");
+  EXPECT_GE(optima.size(), 50u);
+  SolveOptions exact;
+  exact.tolerance_ppm = 0;
+  for (const auto& [number, optimum_ns] : optima.items()) {
+    const DualBatchSchedule schedule = solve(milp_instance(std::stoll(number)), exact);
+    EXPECT_EQ(schedule.makespan_ns, optimum_ns.get<int64_t>()) << "instance " << number;
+    EXPECT_EQ(schedule.bound_ns, schedule.makespan_ns) << "instance " << number;
+  }
 }
 
 TEST(DualBatchFamilies, ADeadlineReturnsACertifiedOrder) {
