@@ -12,6 +12,7 @@
 
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
+#include "bagualu/schedule/dual_batch_cache.h"
 #include "bagualu/schedule/dual_batch_families.h"
 #include "bagualu/schedule/dual_batch_greedy.h"
 #include "bagualu/schedule/dual_batch_solver.h"
@@ -90,6 +91,83 @@ Row run(const Family& family, bool pinned, int64_t instances) {
   return row;
 }
 
+// --- the cache ---
+
+/// A later micro-batch: the rows of each layer, forward and backward, up to 4 % more or fewer.
+DualBatchInstance moved(DualBatchInstance instance, std::mt19937_64& random) {
+  const auto scale = [](int64_t ns, int64_t per_mille) { return ns + ns / 1000 * per_mille; };
+  const int layers = static_cast<int>(instance.forward.size()) / 4;
+  for (int layer = 0; layer < layers; ++layer) {
+    const auto factor = [&random] { return static_cast<int64_t>(random() % 81) - 40; };
+    const int64_t forward = factor(), backward = factor();
+    for (int op = 1; op <= 3; ++op) {
+      int64_t& ns = instance.forward[static_cast<size_t>(4 * layer + op)].ns;
+      ns = scale(ns, forward);
+    }
+    for (int op = 0; op <= 2; ++op) {
+      int64_t& ns = instance.backward[static_cast<size_t>(4 * layer + op)].ns;
+      ns = scale(ns, backward);
+    }
+    for (WeightGradFiller& grad : instance.weight_grads) {
+      if (grad.after_backward == 4 * layer + 1) grad.ns = scale(grad.ns, backward);
+    }
+  }
+  return instance;
+}
+
+struct Cached {
+  std::vector<int64_t> same_ns, moved_ns;  ///< hits on equal durations, on moved ones
+  double gap = 0;                          ///< of the moved ones
+  int64_t moved_count = 0;
+};
+
+/// Each instance put into the cache once, then asked for again, and with moved durations.
+void run_cached(const Family& family, int64_t instances, Cached& cached) {
+  std::mt19937_64 random(2);
+  for (int64_t i = 0; i < instances; ++i) {
+    ScheduleCache cache;
+    const DualBatchInstance first = family_instance(family, true, random);
+    cache.solve(first);
+    int64_t fastest = INT64_MAX;
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+      const int64_t begin = cpu_ns();
+      const DualBatchSchedule schedule = cache.solve(first);
+      fastest = std::min(fastest, cpu_ns() - begin);
+      BGL_CHECK(schedule.source == ScheduleSource::kCache, family_name(family));
+    }
+    cached.same_ns.push_back(fastest);
+    const DualBatchInstance later = moved(first, random);
+    const int64_t begin = cpu_ns();
+    const DualBatchSchedule schedule = cache.solve(later);
+    const int64_t ns = cpu_ns() - begin;
+    const auto violations = verify_schedule(later, schedule);
+    BGL_CHECK(violations.empty(), violations.front());
+    ++cached.moved_count;
+    if (schedule.source != ScheduleSource::kCache) continue;
+    cached.moved_ns.push_back(ns);
+    cached.gap += schedule.gap_fraction();
+  }
+}
+
+void bench_cache(int64_t instances) {
+  Cached cached;
+  for (const Family& family : all_families()) {
+    if (family.layers == 4) run_cached(family, instances, cached);
+  }
+  const auto hits = static_cast<double>(cached.moved_ns.size());
+  Json more = {{"layers", 4},
+               {"instances", cached.same_ns.size()},
+               {"clock", "CPU time of the thread, fastest of 3"},
+               {"p99", us(quantile(cached.same_ns, 0.99))},
+               {"moved_hit_share", hits / static_cast<double>(cached.moved_count)}};
+  if (!cached.moved_ns.empty()) {
+    more.update({{"moved_p50", us(quantile(cached.moved_ns, 0.5))},
+                 {"moved_p99", us(quantile(cached.moved_ns, 0.99))},
+                 {"moved_gap_mean", cached.gap / hits}});
+  }
+  print("schedule_cached_p50", "us", us(quantile(cached.same_ns, 0.5)), more);
+}
+
 double rounded(double value) {
   return static_cast<double>(static_cast<int64_t>(value * 1e5)) / 1e5;
 }
@@ -151,6 +229,7 @@ void bench(bool quick) {
   line("schedule_p50", 0.5);
   line("schedule_p99", 0.99);
   line("schedule_max", 1.0);
+  bench_cache(instances);
   Total all;
   for (const Total* part : {&four, &eight}) {
     all.gap += part->gap;

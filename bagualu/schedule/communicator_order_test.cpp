@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "bagualu/schedule/dual_batch_cache.h"
 #include "bagualu/schedule/dual_batch_families.h"
 #include "bagualu/schedule/verify_schedule.h"
 
@@ -31,7 +32,8 @@ TEST(CommunicatorOrder, NamesTheFirstPlaceWhereARankDeparts) {
             "communication 1: rank 0 issues nothing, rank 1 issues b");
 }
 
-// What one rank would run: its own loads and noise (the seed), and it may stop its search early.
+// What one rank would run: its own loads and noise (the seed), it may stop its search early, and
+// its cache may hold what other micro-batches left.
 std::vector<std::string> sequence_of_rank(int rank, bool pinned, FamilyKind kind) {
   std::mt19937_64 random(static_cast<uint64_t>(rank) + 100);
   const DualBatchInstance instance =
@@ -39,7 +41,13 @@ std::vector<std::string> sequence_of_rank(int rank, bool pinned, FamilyKind kind
   SolveOptions options;
   if (rank % 3 == 1) options.beam = 0;
   if (rank % 5 == 2) options.deadline_ns = 1;
-  const DualBatchSchedule schedule = solve(instance, options);
+  ScheduleCache cache;
+  for (int before = 0; before < rank % 4; ++before) {
+    cache.solve(family_instance({FamilyTimes::kDeepSeekV3, kind, 4}, pinned, random));
+  }
+  if (rank % 2) cache.solve(instance, options);
+  const DualBatchSchedule schedule = cache.solve(instance, options);
+  EXPECT_TRUE(rank % 2 == 0 || schedule.source == ScheduleSource::kCache);
   EXPECT_EQ(verify_schedule(instance, schedule), std::vector<std::string>());
   return communications(instance, schedule.order);
 }

@@ -116,8 +116,7 @@ class Appender {
 
   void rebuild(int s) {
     if (state_.storage[s] != StorageFate::kDropped || is_streamed(s)) return;
-    // Ahead of the backward, what it reads may still be on its way to the host.
-    if (!state_.backward_begun) drain_all();
+    if (!state_.backward_begun) drain_all();  // what it reads may be on its way to the host
     ensure_live(s);
     free_intermediates();
   }
