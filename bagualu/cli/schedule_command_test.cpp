@@ -56,6 +56,31 @@ TEST_F(ScheduleCommand, JsonHasTheFiguresOfEveryRank) {
   EXPECT_EQ(json["ranks"][0]["passes"][0], Json::parse(R"(["0F0",0,1])"));
 }
 
+// F = 10, B = 20, a slot 24, on one rank: 10 + 24 + 20.
+TEST_F(ScheduleCommand, OverlapDrawsSlots) {
+  const Outcome at = schedule({"--overlap", "--pp", "1", "--micro-batches", "2", "--times", "10,20",
+                               "--slot", "80", "--columns", "27"});
+  EXPECT_EQ(at.code, 0) << at.err;
+  EXPECT_THAT(at.out, StartsWith("0 F0---F1B0--------B1--------\n"));
+  EXPECT_THAT(at.out, AllOf(HasSubstr("a forward and a backward that run as one"),
+                            HasSubstr("1f1b: 54 ns a step")));
+  const Outcome json = schedule({"--overlap", "--pp", "1", "--micro-batches", "2", "--json", "-"});
+  EXPECT_EQ(Json::parse(json.out)["ranks"][0]["passes"][1][3], "slot");
+}
+
+TEST_F(ScheduleCommand, OverlapTextReadsBackAndShapesAreChecked) {
+  const Outcome text = schedule({"--overlap", "--order", "dualpipe-v", "--pp", "2", "--text"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("[0F"));
+  EXPECT_EQ(schedule({"--read", write("slots.txt", text.out), "--text"}).out, text.out);
+  EXPECT_EQ(schedule({"--overlap", "--order", "v-half"}).code, 2);
+  EXPECT_EQ(schedule({"--overlap", "--fit"}).code, 2);
+  EXPECT_EQ(schedule({"--order", "interleaved", "--micro-batches", "7"}).code, 2);
+  EXPECT_EQ(
+      schedule({"--overlap", "--order", "interleaved", "--pp", "4", "--micro-batches", "7"}).code,
+      0);
+}
+
 TEST_F(ScheduleCommand, TextReadsBack) {
   const Outcome text = schedule({"--order", "dualpipe", "--pp", "4", "--text"});
   ASSERT_EQ(text.code, 0) << text.err;

@@ -384,7 +384,7 @@ PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int 
   if (kind == PipelineKind::kZbV) {
     const int64_t goal =
         std::max(least_v_step_ns(pp, microbatches, times), one_f_one_b_ns(pp, microbatches, times));
-    if (simulate(best, times).makespan_ns <= goal) return best;
+    if (best_cost.first <= goal || simulate(best, times).makespan_ns <= goal) return best;
     constexpr int64_t kPassesSimulated = 6'000'000;
     const int64_t tries = kPassesSimulated / (int64_t{3} * best.stages * microbatches);
     best = exchange_passes(best, times, {goal, limit, static_cast<int>(tries)});
