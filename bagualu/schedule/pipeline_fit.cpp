@@ -295,21 +295,63 @@ int64_t least_step(const PipelineOrder& order, const PipelineTimes& times) {
   return least;
 }
 
-// 1F1B with the same work on every rank: one stage in place of each rank's two.
-int64_t one_f_one_b_ns(int pp, int microbatches, const PipelineTimes& times) {
+int most(const std::vector<int>& counts) { return *std::max_element(counts.begin(), counts.end()); }
+
+// 1F1B with the same work on every rank: one stage in place of those that the rank holds.
+int64_t one_f_one_b_ns(PipelineKind kind, int pp, int microbatches, const PipelineTimes& times) {
   const PipelineOrder order = one_f_one_b(pp, microbatches);
   PipelineTimes merged = equal_times(order, 0, 0, times.send_ns);
-  for (size_t r = 0; r < merged.forward_ns.size(); ++r) {
-    const size_t mirrored = times.forward_ns.size() - 1 - r;
+  for (size_t s = 0; s < times.forward_ns.size(); ++s) {
+    const auto r = static_cast<size_t>(rank_of_stage(kind, pp, static_cast<int64_t>(s)));
     for (size_t m = 0; m < merged.forward_ns[r].size(); ++m) {
-      merged.forward_ns[r][m] = times.forward_ns[r][m] + times.forward_ns[mirrored][m];
-      merged.backward_ns[r][m] = times.backward_ns[r][m] + times.backward_ns[mirrored][m];
+      merged.forward_ns[r][m] += times.forward_ns[s][m];
+      merged.backward_ns[r][m] += times.backward_ns[s][m];
     }
   }
   return simulate(order, merged).makespan_ns;
 }
 
-int most(const std::vector<int>& counts) { return *std::max_element(counts.begin(), counts.end()); }
+// 1F1B with every backward split and its weight gradient next: no step of it is longer.
+PipelineOrder split_one_f_one_b(int pp, int microbatches) {
+  PipelineOrder order = one_f_one_b(pp, microbatches);
+  for (auto& list : order.ranks) {
+    std::vector<PipelinePass> split;
+    for (const PipelinePass& pass : list) {
+      if (pass.kind == PassKind::kForward) {
+        split.push_back(pass);
+        continue;
+      }
+      split.push_back({pass.stage, PassKind::kInputGrad, pass.microbatch});
+      split.push_back({pass.stage, PassKind::kWeightGrad, pass.microbatch});
+    }
+    list = std::move(split);
+  }
+  return order;
+}
+
+// The best of several lists, if one is shorter than `best`.
+PipelineOrder best_list(PipelineOrder best, bool two_stages, const PipelineTimes& times) {
+  const auto pp = static_cast<int>(best.ranks.size());
+  const int limit = most(in_flight(best));
+  Cost best_cost = step_cost(best, times);
+  if (best_cost.first == least_step(best, times)) return best;
+  const auto offer = [&](PipelineOrder& order, Cost cost) {
+    if (cost >= best_cost) return;
+    best = std::move(order);
+    best_cost = cost;
+  };
+  if (!two_stages) {
+    PipelineOrder plain = split_one_f_one_b(pp, best.microbatches);
+    offer(plain, step_cost(plain, times));
+  }
+  for (const ListRules& rules :
+       all_rules(two_stages, static_cast<size_t>(3 * best.stages * best.microbatches))) {
+    auto list =
+        ListScheduler(pp, best.stages, best.microbatches, times, {limit, 1, 1}, rules).make();
+    if (list) offer(list->order, {list->makespan_ns, list->span_ns});
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -369,27 +411,20 @@ int64_t least_v_step_ns(int pp, int microbatches, const PipelineTimes& times) {
 PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
                            const PipelineTimes& times) {
   PipelineOrder best = make_order(kind, pp, virtual_per_rank, microbatches);
-  const bool two_stages = kind == PipelineKind::kZbV || kind == PipelineKind::kVHalf;
-  if (!two_stages && kind != PipelineKind::kZbH1 && kind != PipelineKind::kZbH2) return best;
+  if (kind == PipelineKind::k1F1B || kind == PipelineKind::kDualPipe) return best;
   const int limit = most(in_flight(best));
-  Cost best_cost = step_cost(best, times);
-  if (best_cost.first == least_step(best, times)) return best;
-  for (const ListRules& rules :
-       all_rules(two_stages, static_cast<size_t>(3 * best.stages * microbatches))) {
-    auto list = ListScheduler(pp, best.stages, microbatches, times, {limit, 1, 1}, rules).make();
-    if (!list || Cost{list->makespan_ns, list->span_ns} >= best_cost) continue;
-    best = std::move(list->order);
-    best_cost = {list->makespan_ns, list->span_ns};
-  }
+  const bool one_stage = kind == PipelineKind::kZbH1 || kind == PipelineKind::kZbH2;
+  const bool two_stages = kind == PipelineKind::kZbV || kind == PipelineKind::kVHalf;
+  if (one_stage || two_stages) best = best_list(std::move(best), two_stages, times);
+  if (one_stage || kind == PipelineKind::kVHalf) return best;
+  int64_t goal = one_f_one_b_ns(kind, pp, microbatches, times);
   if (kind == PipelineKind::kZbV) {
-    const int64_t goal =
-        std::max(least_v_step_ns(pp, microbatches, times), one_f_one_b_ns(pp, microbatches, times));
-    if (best_cost.first <= goal || simulate(best, times).makespan_ns <= goal) return best;
-    constexpr int64_t kPassesSimulated = 6'000'000;
-    const int64_t tries = kPassesSimulated / (int64_t{3} * best.stages * microbatches);
-    best = exchange_passes(best, times, {goal, limit, static_cast<int>(tries)});
+    goal = std::max(goal, least_v_step_ns(pp, microbatches, times));
   }
-  return best;
+  if (simulate(best, times).makespan_ns <= goal) return best;
+  constexpr int64_t kPassesSimulated = 6'000'000;
+  const int64_t tries = kPassesSimulated / (int64_t{3} * best.stages * microbatches);
+  return exchange_passes(best, times, {goal, limit, static_cast<int>(tries)});
 }
 
 }  // namespace bagualu
