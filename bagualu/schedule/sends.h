@@ -50,7 +50,8 @@ struct SendPlan {
 ///            bytes travel while y runs; but before x itself if y is in P(sender of x): the sender
 ///            then cannot be done before y, and a buffer would be held for nothing.
 ///   Await    a send before the first pass z of the sender's rank whose P(z) has the pass before
-///            which its receive is posted: that pass has ended, so the receive was posted.
+///            which its receive is posted: that pass has ended, so the receive was posted. (Who
+///            awaits it before the inputs of z waits for passes that z waits for anyway: as safe.)
 /// Ensures:  every message is posted, received, sent and awaited once; awaiting a send at `at`
 /// never
 ///           waits for a post, and no rank waits for ever. Of one channel (from_rank, to_rank,
