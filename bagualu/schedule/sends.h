@@ -52,12 +52,11 @@ struct SendPlan {
 ///   Await    a send before the first pass z of the sender's rank whose P(z) has the pass before
 ///            which its receive is posted: that pass has ended, so the receive was posted. (Who
 ///            awaits it before the inputs of z waits for passes that z waits for anyway: as safe.)
-/// Ensures:  every message is posted, received, sent and awaited once; awaiting a send at `at`
-/// never
-///           waits for a post, and no rank waits for ever. Of one channel (from_rank, to_rank,
-///           activation or gradient) receives are posted in the order of the sends, for every order
-///           that make_overlap_order() makes: a library that matches by order needs a communicator
-///           per channel, one that matches by tag needs one.
+/// Ensures:  every message is posted, received, sent and awaited once; an await of a send at `at` is
+///           for bytes in flight alone, and no rank waits for ever. Of one channel (from_rank,
+///           to_rank, activation or gradient) receives are posted in the order of the sends, for
+///           every order that make_overlap_order() makes: a library that matches by order needs a
+///           communicator per channel, one that matches by tag needs one.
 /// Requires: order_fault(order) has nothing to say.
 /// Throws:   InternalError as simulate()
 /// Cost:     O(passes * ranks)
