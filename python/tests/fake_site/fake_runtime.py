@@ -75,11 +75,10 @@ def _layout(spec, options):
 
 
 class Trainer:
-    def __init__(self, spec_json, options_json, *groups):
+    def __init__(self, spec_json, options_json, groups_json):
         self.spec, self.options = json.loads(spec_json), json.loads(options_json)
         assert self.spec.pop("version") == 1
-        names = json.loads(groups[0]) if len(groups) == 1 else \
-            dict(zip(GROUPS, (*groups, "", groups[1], "")))
+        names = json.loads(groups_json)
         assert set(names) == set(GROUPS)
         self.groups = {kind: _resolve_process_group(name) if name else None
                        for kind, name in names.items()}
