@@ -316,6 +316,30 @@ StepReplay replay_step(const std::vector<RankStep>& ranks, const ReplayTimes& ti
   return Machine(ranks, times).run();
 }
 
+std::vector<StepPrediction> predict_steps(const std::vector<RankStep>& trace) {
+  std::map<int64_t, std::vector<RankStep>> steps;
+  size_t ranks = 0;
+  for (const RankStep& rank : trace) {
+    auto& step = steps[rank.step];
+    step.push_back(rank);
+    ranks = std::max(ranks, step.size());
+  }
+  std::erase_if(steps, [ranks](const auto& step) { return step.second.size() < ranks; });
+  std::map<int64_t, ReplayTimes> times;
+  for (const auto& [number, step] : steps) times[number] = measured_times(step);
+  std::vector<StepPrediction> predictions;
+  for (const auto& [number, step] : steps) {
+    MedianTimes others;
+    for (const auto& [other, at] : steps) {
+      if (other != number) others.add(at, times.at(other));
+    }
+    predictions.push_back({.step = number,
+                           .measured_ns = measured_step_ns(step),
+                           .predicted_ns = replay_step(step, others.of(step)).step_ns});
+  }
+  return predictions;
+}
+
 int64_t measured_step_ns(const std::vector<RankStep>& ranks) {
   int64_t first = INT64_MAX;
   int64_t last = INT64_MIN;

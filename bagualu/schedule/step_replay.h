@@ -70,6 +70,22 @@ struct StepReplay {
 /// Cost:    O((events + transfers) * ranks)
 StepReplay replay_step(const std::vector<RankStep>& ranks, const ReplayTimes& times);
 
+/// A step's time, measured and predicted.
+struct StepPrediction {
+  int64_t step = 0;
+  int64_t measured_ns = 0;
+  /// Of a replay in which every part takes its median over the other steps.
+  int64_t predicted_ns = 0;
+  double error() const {  ///< relative, positive if predicted too long
+    return static_cast<double>(predicted_ns - measured_ns) / static_cast<double>(measured_ns);
+  }
+};
+
+/// Predictions of all steps that every rank of the trace has. (A replay with the step's own times
+/// is the step itself and would predict nothing.) Throws:  as measured_times() and replay_step()
+/// Cost:    O(steps^2 * events)
+std::vector<StepPrediction> predict_steps(const std::vector<RankStep>& trace);
+
 /// step_ns of the ranks of one step, as measured: the first start to the last end.
 int64_t measured_step_ns(const std::vector<RankStep>& ranks);
 

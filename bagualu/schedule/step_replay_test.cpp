@@ -210,5 +210,30 @@ TEST(MedianTimes, APartTakesTheMedianOfItsKind) {
   EXPECT_EQ(replay_step(ranks, medians.of(ranks)).step_ns, 7);
 }
 
+// Steps of 5, 100 and 7: the medians of the others are 100 (of two, the upper), 7 and 100. Rank 1
+// has no third step.
+TEST(PredictSteps, AStepIsPredictedFromTheOthers) {
+  std::vector<RankStep> trace;
+  for (int64_t ns : {5, 100, 7}) {
+    for (int rank : {0, 1}) {
+      RankStep step;
+      step.rank = rank;
+      step.step = static_cast<int64_t>(trace.size()) / 2;
+      add_event(step, {}, {});
+      step.end_ns = step.events[0].end_ns = ns;
+      trace.push_back(step);
+    }
+  }
+  const std::vector<StepPrediction> all = predict_steps(trace);
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(all[0].predicted_ns, 100);
+  EXPECT_EQ(all[1].predicted_ns, 7);
+  EXPECT_EQ(all[2].predicted_ns, 100);
+  EXPECT_EQ(all[0].measured_ns, 5);
+  EXPECT_DOUBLE_EQ(all[1].error(), -0.93);
+  trace.pop_back();
+  EXPECT_EQ(predict_steps(trace).size(), 2U);
+}
+
 }  // namespace
 }  // namespace bagualu
