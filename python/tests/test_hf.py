@@ -22,6 +22,7 @@ SPECS = {
     "mixtral": ModelSpec(**SIZES),
     "qwen3_moe": ModelSpec(**SIZES, qk_norm=True, norm_topk_prob=False, dense_layers=[1],
                            dense_ffn=48),
+    "tied": ModelSpec(**SIZES, tied_embeddings=True),
     "native": ModelSpec(**SIZES, shared_ffn=16, dense_layers=[0], dense_ffn=32),
 }
 
@@ -59,10 +60,10 @@ def test_pieces_cover_every_element_once(family):
     assert all(bool((t == 1).all()) for t in covered.values())
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_transformers_loads_what_we_save(tmp_path, family, caplog):
-    spec, tensors = SPECS[family], random_tensors(SPECS[family])
-    assert hf_family(spec) == family
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "tied"])
+def test_transformers_loads_what_we_save(tmp_path, name, caplog):
+    spec, tensors = SPECS[name], random_tensors(SPECS[name])
+    family = hf_family(spec)
     save(tmp_path, spec, tensors)
     with caplog.at_level(logging.WARNING, logger="transformers"):
         model, info = transformers_class(family).from_pretrained(
@@ -77,6 +78,20 @@ def test_transformers_loads_what_we_save(tmp_path, family, caplog):
     for key in ("name", "family"):
         setattr(again, key, getattr(spec, key))
     assert again == spec
+
+
+def test_a_tied_head_in_a_file_is_not_read(tmp_path):
+    spec = SPECS["tied"]
+    tensors = random_tensors(spec)
+    assert "lm_head" not in tensors
+    named = [(p.hf, p.view(tensors, 0).numpy()) for p in hf.pieces(spec)]
+    write_tensors(tmp_path / "model.safetensors",
+                  named + [("lm_head.weight", tensors["embed_tokens"].numpy())])
+    folder = hf.TensorFolder(tmp_path)
+    folder.check(spec)
+    loaded = {name: torch.zeros_like(t) for name, t in tensors.items()}
+    folder.copy_into(loaded, spec, hf.Shard.whole(spec))
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])

@@ -64,7 +64,8 @@ def _shapes(spec, experts):
                 layer |= {"shared_fc1": (2 * spec["shared_ffn"], h),
                           "shared_fc2": (h, spec["shared_ffn"])}
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes | {"final_norm": (h,), "lm_head": (spec["vocab"], h)}
+    head = {} if spec["tied_embeddings"] else {"lm_head": (spec["vocab"], h)}
+    return shapes | {"final_norm": (h,)} | head
 
 
 def _layout(spec, options):
