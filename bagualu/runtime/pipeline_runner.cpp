@@ -129,7 +129,14 @@ GateCounts PipelineRunner::counts(int slot, int layer) {
   return {routing.load, routing.load_imbalance};
 }
 
-bool PipelineRunner::agree(bool mine) { return ep_group_.all_reduce_min(mine ? 1 : 0) == 1; }
+bool PipelineRunner::agree(bool mine) {
+  const int64_t begin_ns = now_ns();
+  const bool all = ep_group_.all_reduce_min(mine ? 1 : 0) == 1;
+  if (recorder_ != nullptr) {
+    recorder_->add_phase(StepAction::kOther, "vote", begin_ns, now_ns(), &ep_group_);
+  }
+  return all;
+}
 
 void PipelineRunner::close(int slot) {
   MicrobatchResult result = executor_.close(slot);
@@ -160,7 +167,11 @@ void PipelineRunner::end_pass(const PipelinePass& pass, const PipelinePass* besi
 void PipelineRunner::deciding() { decision_begin_ns_ = now_ns(); }
 
 void PipelineRunner::decided(RankDecision& made) {
-  made.duration_ns = now_ns() - decision_begin_ns_;
+  const int64_t end_ns = now_ns();
+  made.duration_ns = end_ns - decision_begin_ns_;
+  if (recorder_ != nullptr) {
+    recorder_->add_phase(StepAction::kDecide, "decide", decision_begin_ns_, end_ns);
+  }
 }
 
 MicrobatchLosses PipelineRunner::evaluate(int64_t microbatches, const InputOf& input_of) {

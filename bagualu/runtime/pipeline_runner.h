@@ -11,6 +11,7 @@
 #include "bagualu/runtime/communicator.h"
 #include "bagualu/runtime/device_arena.h"
 #include "bagualu/runtime/executor.h"
+#include "bagualu/runtime/step_recorder.h"
 
 namespace bagualu {
 
@@ -68,6 +69,9 @@ class PipelineRunner final : private RankHost {
   /// has changed.
   void set_stages(std::vector<RankStage> stages, const RankOptions& options);
 
+  /// Decisions and votes are noted there from now on; nullptr: nowhere.
+  void set_recorder(StepRecorder* recorder) { recorder_ = recorder; }
+
   /// Input of a micro-batch in a stage; `slot` stays its own until it is over.
   using InputOf = std::function<MicrobatchInput(int slot, int stage, int64_t microbatch)>;
 
@@ -103,6 +107,7 @@ class PipelineRunner final : private RankHost {
   std::vector<Plan> evaluation_plans_;
   std::unique_ptr<RankDriver> driver_;
 
+  StepRecorder* recorder_ = nullptr;
   const InputOf* input_of_ = nullptr;
   PassesReport report_;
   struct Slot {

@@ -142,21 +142,45 @@ class Trainer::Watch final : public ExecutorObserver {
  public:
   Watch(Trainer& trainer, const StepInput& input, StepReport& report)
       : trainer_(trainer), report_(report), samples_(input.want_memory), begin_ns_(now_ns()) {
-    if (input.want_trace) {
+    if (!input.trace_path.empty()) {
+      if (trainer.trace_path_ != input.trace_path) {
+        trainer.trace_writer_ = std::make_unique<StepTraceWriter>(input.trace_path);
+        trainer.trace_path_ = input.trace_path;
+      }
       recorder_ = std::make_unique<StepRecorder>(trainer.executor_, trainer.transfers_,
                                                  static_cast<int>(trainer.options_.rank));
       recorder_->begin(input.step);
+      trainer.runner_.set_recorder(recorder_.get());
     }
     if (samples_) trainer.executor_.add_observer(this);
   }
   ~Watch() override {
     if (samples_) trainer_.executor_.remove_observer(this);
+    trainer_.runner_.set_recorder(nullptr);
   }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
+  // Runs a part of the step that the executor does not see. `comm`: what it mostly waits for.
+  template <class Run>
+  auto phase(const char* name, const Communicator* comm, Run&& run) {
+    const int64_t begin_ns = now_ns();
+    struct End {
+      ~End() {
+        if (recorder != nullptr) {
+          recorder->add_phase(StepAction::kOther, name, begin_ns, now_ns(), comm);
+        }
+      }
+      StepRecorder* recorder;
+      const char* name;
+      const Communicator* comm;
+      int64_t begin_ns;
+    } const end{recorder_.get(), name, comm, begin_ns};
+    return run();
+  }
+
   void finish() {
-    if (recorder_) report_.trace = recorder_->take();
+    if (recorder_) trainer_.trace_writer_->write(recorder_->take());
   }
 
   void on_action(const StageAction& action, int64_t, int64_t end_ns) override {
@@ -310,8 +334,10 @@ StepReport Trainer::step(const StepInput& input) {
   report.begin_ns = now_ns();
   Watch watch(*this, input, report);
   run_microbatches(input, report);
-  if (reduce_gradients(input, report)) repeat_microbatches(input, report);
-  apply_gradients(input, report);
+  if (watch.phase("reduce gradients", &dp_, [&] { return reduce_gradients(input, report); })) {
+    repeat_microbatches(input, report);
+  }
+  watch.phase("optimizer", nullptr, [&] { apply_gradients(input, report); });
   watch.finish();
   report.end_ns = now_ns();
   report.end_bytes = arena_.live_bytes();

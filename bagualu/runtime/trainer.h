@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +36,7 @@ struct StepInput {
   double lr = 0.0;
   std::vector<RoutingOverride> routing;  ///< by micro-batch; empty = natural
   bool want_memory = false;
-  bool want_trace = false;
+  std::string trace_path;  ///< where the step's trace is appended; empty = nowhere
   bool stop_requested = false;
 };
 
@@ -52,7 +51,6 @@ struct StepReport {
   PassesReport passes;            ///< micro-batches by stage and number
   std::vector<double> imbalance;  ///< by layer of the model, rows summed over the micro-batches
   std::vector<MemorySample> memory;
-  std::optional<RankStep> trace;
   double loss = 0.0, aux_loss = 0.0, z_loss = 0.0;  ///< means over all ranks
   double grad_norm = 0.0;
   bool stop = false;  ///< some rank asked to stop
@@ -141,6 +139,8 @@ class Trainer {
   int64_t budget_bytes_ = 0;
   int64_t policy_base_bytes_ = -1;  ///< what was live when the policies were made
   std::vector<std::vector<int64_t>> step_rows_per_rank_;  ///< by layer of the model
+  std::string trace_path_;
+  std::unique_ptr<StepTraceWriter> trace_writer_;  ///< of trace_path_
 };
 
 }  // namespace bagualu

@@ -129,7 +129,7 @@ void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOp
   const Json& spikes = reader.raw("spikes");
   const Json& recorded = reader.raw("routing");
   input.want_memory = reader.has("want_memory") && reader.boolean("want_memory");
-  input.want_trace = reader.has("want_trace") && reader.boolean("want_trace");
+  if (reader.has("trace_path")) input.trace_path = reader.string("trace_path");
   input.stop_requested = reader.has("stop_requested") && reader.boolean("stop_requested");
   reader.finish();
   const bool has_spikes = spikes.is_array() && !spikes.empty();

@@ -8,7 +8,7 @@
 namespace bagualu {
 
 /// A step's extras from the caller: {"spikes":[{"layers":[..],"factor":2.6}], "routing":[[[counts
-/// per expert] per layer] per micro-batch] | null, "want_memory":bool, "want_trace":bool,
+/// per expert] per layer] per micro-batch] | null, "want_memory":bool, "trace_path":text,
 /// "stop_requested":bool}. Throws: InvalidInput
 void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOptions& options,
                       int64_t microbatches, StepInput& input);
