@@ -9,6 +9,7 @@
 #include "bagualu/provision/rank_flight.h"
 #include "bagualu/provision/rank_memory.h"
 #include "bagualu/provision/rank_segment.h"
+#include "bagualu/schedule/dual_batch_cache.h"
 
 namespace bagualu {
 
@@ -124,6 +125,7 @@ class RankDriver::Impl {
   Timeline timeline_;     ///< appended, not replayed yet
   RankTimeline actions_;  ///< replayed, not run yet
   RankMemory memory_;
+  ScheduleCache schedules_;
   double load_imbalance_ = 1.0;
   RankRun run_;
 };
