@@ -59,6 +59,45 @@ std::vector<int> RankDriver::Impl::resting_with_drains() const {
   return slots;
 }
 
+// The micro-batch whose backward comes next, if something of its first layer is on the host.
+Flight* RankDriver::Impl::next_to_reload() {
+  const auto fused = [this](size_t p) { return p < program_->fused.size() && program_->fused[p]; };
+  const size_t next = pass_ + (fused(pass_) ? 2 : 1);
+  for (size_t p = next; p < std::min(program_->passes.size(), next + (fused(next) ? 2 : 1)); ++p) {
+    if (!is_backward(program_->passes[p].kind)) continue;
+    Flight* one = find(program_->passes[p]);
+    if (one == nullptr || one->phase != Phase::kResting || !one->plan.prefetch ||
+        !one->state.pending.empty()) {
+      continue;
+    }
+    return one;
+  }
+  return nullptr;
+}
+
+// Issues the first reloads of the next backward now, beside the rest of this pass, where nothing is
+// decided any more before it: if that fits, then that backward alone, and beside it whatever a new
+// forward may need.
+void RankDriver::Impl::prefetch_next(const std::function<void(MemoryReplay&)>& rest_of_pass) {
+  Flight* next = options_.reload_ahead ? next_to_reload() : nullptr;
+  if (next == nullptr) return;
+  MicrobatchState state = next->state;
+  Timeline reloads;
+  append_prefetch(graph(*next), next->plan, state, reloads);
+  if (reloads.empty()) return;
+  MemoryReplay memory = memory_.total();
+  memory.peak_bytes = memory.live_bytes;
+  replay_memory(graph(*next), next->plan, next->table, reloads, 0, memory);
+  rest_of_pass(memory);
+  if (!fits(memory)) return;
+  MemoryReplay beside = memory;
+  beside.peak_bytes = beside.live_bytes + least_forward_bytes_[static_cast<size_t>(next->stage)];
+  if (!fits(beside) || !backward_fits(*next, state, /*defer=*/false, memory)) return;
+  append_prefetch(graph(*next), next->plan, next->state, timeline_);
+  emit(*next);
+  settle(*next);
+}
+
 void RankDriver::Impl::drain_what_rested() {
   for (int slot : drain_later_) {
     for (Flight& one : flights_) {

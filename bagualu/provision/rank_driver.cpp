@@ -39,8 +39,10 @@ RankDriver::Impl::Impl(std::vector<RankStage> stages, const RankOptions& options
     balanced_.push_back(memory_table(graph, every_layer(graph, context.balanced)));
     calm_rest_bytes_.push_back(
         rest_bytes(graph, uniform_plan(graph, kSave), every_layer(graph, context.balanced)));
-    least_rest_bytes_.push_back(
-        rest_bytes(graph, survival_plan(graph), every_layer(graph, context.worst_case)));
+    const MicrobatchBytes least = microbatch_bytes(
+        graph, survival_plan(graph), memory_table(graph, every_layer(graph, context.worst_case)));
+    least_rest_bytes_.push_back(least.rest_bytes);
+    least_forward_bytes_.push_back(least.forward_peak_bytes);
   }
 }
 
@@ -94,6 +96,14 @@ void RankDriver::Impl::single() {
     if (pass.kind == PassKind::kInputGrad) {
       ++(defer ? run_.deferred_passes : run_.undeferred_passes);
     }
+    prefetch_next([&](MemoryReplay& memory) {
+      MicrobatchState state = one.state;
+      Timeline rest;
+      while (!state.backward_done()) {
+        append_backward_op(graph(one), one.plan, defer, state, rest);
+      }
+      replay_memory(graph(one), one.plan, one.table, rest, 0, memory);
+    });
     run_backward(one, defer);
     end_backward(one);
   } else {
@@ -168,6 +178,15 @@ Flight& RankDriver::Impl::begin_forward(const PipelinePass& pass) {
 }
 
 int RankDriver::Impl::run_forward(Flight& one) {
+  if (next_gate(graph(one), one.state) < 0) {
+    prefetch_next([&](MemoryReplay& memory) {
+      MicrobatchState state = one.state;
+      Timeline rest;
+      while (append_forward_op(graph(one), one.plan, state, rest) == -2) {
+      }
+      replay_memory(graph(one), one.plan, one.table, rest, 0, memory);
+    });
+  }
   int reached = -2;
   while (reached == -2) reached = append_forward_op(graph(one), one.plan, one.state, timeline_);
   emit(one);
@@ -284,6 +303,10 @@ bool RankDriver::Impl::advance_both(Flight& one, RankDecision& made,
   outcome.exposed_ns = run_.decisions.back().decision.exposed_ns;
   outcome.repeat_step = outcome.repeat_step || run_.decisions.back().decision.repeat_step;
   one.plan = std::move(plan);
+  if (segment.gate < 0) {
+    prefetch_next(
+        [&](MemoryReplay& memory) { replay_segment(one, one.plan, beside, segment, memory); });
+  }
   for (const StageAction& action : segment.actions) {
     timeline_ = {action.action};
     emit(action.slot == one.slot ? one : beside);
@@ -296,16 +319,22 @@ bool RankDriver::Impl::advance_both(Flight& one, RankDecision& made,
   return true;
 }
 
+void RankDriver::Impl::replay_segment(const Flight& one, const Plan& plan, const Flight& beside,
+                                      const OverlappedSegment& segment,
+                                      MemoryReplay& memory) const {
+  for (const StageAction& action : segment.actions) {
+    const bool own = action.slot == one.slot;
+    const Flight& of = own ? one : beside;
+    replay_action(graph(of), own ? plan : of.plan, of.table, action.action, memory);
+  }
+}
+
 bool RankDriver::Impl::segment_fits(const Flight& one, const Plan& plan, const Flight& beside,
                                     const OverlappedSegment& segment) const {
   MemoryReplay memory = memory_.total();
   memory.peak_bytes = memory.live_bytes;
   memory.host_peak_bytes = memory.host_live_bytes;
-  for (const StageAction& action : segment.actions) {
-    const Flight& of = action.slot == one.slot ? one : beside;
-    replay_action(graph(of), action.slot == one.slot ? plan : of.plan, of.table, action.action,
-                  memory);
-  }
+  replay_segment(one, plan, beside, segment, memory);
   if (!fits(memory)) return false;
   MicrobatchState rest = segment.backward;
   return backward_fits(beside, rest, /*defer=*/false, memory);

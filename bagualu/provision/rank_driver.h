@@ -95,6 +95,9 @@ struct RankOptions {
   int64_t activation_budget_bytes = 0;  ///< of all stages together
   int64_t host_budget_bytes = 0;
   bool stop_at_death = false;  ///< end at the first pass that exceeds a budget
+  /// Issue the first reloads of a backward during the pass before it, with whatever bytes the
+  /// budget leaves beyond what was decided.
+  bool reload_ahead = true;
 };
 
 /// What became of one micro-batch in one virtual stage.

@@ -2,6 +2,7 @@
 // emitted for them (rank_emit.cpp), decisions and what fits (rank_decide.cpp).
 #pragma once
 
+#include <functional>
 #include <list>
 #include <vector>
 
@@ -89,6 +90,8 @@ class RankDriver::Impl {
   std::vector<int> resting_with_drains() const;
   // Offloads of a forward have had a whole pass to run in.
   void drain_what_rested();
+  Flight* next_to_reload();
+  void prefetch_next(const std::function<void(MemoryReplay&)>& rest_of_pass);
 
   // ---- decisions (rank_decide.cpp) ----
   RankDecision decide(Flight& one, int gate, const Flight* partner);
@@ -109,6 +112,8 @@ class RankDriver::Impl {
   // Returns: false if it did not; nothing has happened then. Sets `gate` to the one reached.
   bool advance_both(Flight& one, RankDecision& made, const PipelinePass& backward_pass,
                     Flight& beside, WeightGrads weight_grads, int& gate);
+  void replay_segment(const Flight& one, const Plan& plan, const Flight& beside,
+                      const OverlappedSegment& segment, MemoryReplay& memory) const;
   bool segment_fits(const Flight& one, const Plan& plan, const Flight& beside,
                     const OverlappedSegment& segment) const;
 
@@ -117,7 +122,7 @@ class RankDriver::Impl {
   RankHost& host_;
   std::vector<LoadDependence> dependence_;
   std::vector<MemoryTable> balanced_;
-  std::vector<int64_t> calm_rest_bytes_, least_rest_bytes_;
+  std::vector<int64_t> calm_rest_bytes_, least_rest_bytes_, least_forward_bytes_;
   const RankProgram* program_ = nullptr;
   size_t pass_ = 0;
   std::list<Flight> flights_;  ///< in the order of their forwards

@@ -6,6 +6,13 @@
 
 namespace bagualu {
 
+int next_gate(const Graph& graph, const MicrobatchState& state) {
+  for (size_t g = 0; g < graph.gates.size(); ++g) {
+    if (graph.gates[g].op >= state.next_op) return static_cast<int>(g);
+  }
+  return -1;
+}
+
 int backward_stop(const Graph& backward, int gate, int next_backward) {
   if (gate < 0) return 0;
   int pair = 0;
@@ -17,14 +24,6 @@ int backward_stop(const Graph& backward, int gate, int next_backward) {
 }
 
 namespace {
-
-// The gate that a forward reaches next, -1 if none.
-int next_gate(const Graph& graph, const MicrobatchState& state) {
-  for (size_t g = 0; g < graph.gates.size(); ++g) {
-    if (graph.gates[g].op >= state.next_op) return static_cast<int>(g);
-  }
-  return -1;
-}
 
 // Appends a segment's steps, each for the micro-batch that it belongs to.
 class Writer {

@@ -44,6 +44,9 @@ OverlappedSegment overlapped_segment(const SegmentSide& forward, const Plan& pla
                                      const SegmentSide& backward, WeightGrads weight_grads,
                                      const OrderSolver& solver);
 
+/// The gate that a forward reaches next; -1 if none is left.
+int next_gate(const Graph& graph, const MicrobatchState& state);
+
 /// Last op, counting down, of the backward's part in a segment that ends at gate `gate` of the
 /// forward (-1: its end); next_backward + 1 if it has none.
 int backward_stop(const Graph& backward, int gate, int next_backward);

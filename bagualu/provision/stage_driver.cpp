@@ -21,7 +21,8 @@ RankRun drive_stage(const ProvisionContext& context, Policy& policy, const Pipel
   return replay_rank({{passes.front().stage, &context, &policy}},
                      {.activation_budget_bytes = context.activation_budget_bytes,
                       .host_budget_bytes = context.host_budget_bytes,
-                      .stop_at_death = options.stop_at_death},
+                      .stop_at_death = options.stop_at_death,
+                      .reload_ahead = false},
                      {.passes = passes}, load_of);
 }
 

@@ -110,7 +110,7 @@ class Appender {
   }
 
   void prefetch() {
-    BGL_CHECK(!state_.in_backward && state_.pending.empty(), "prefetch comes before backward");
+    BGL_CHECK(!state_.backward_begun && state_.pending.empty(), "prefetch comes before backward");
     reload_layer(backward_op_below(static_cast<int>(graph_.ops.size())));
   }
 
