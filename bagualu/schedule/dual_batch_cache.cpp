@@ -30,13 +30,24 @@ int64_t word(int64_t low, int a, int b = 0, int c = 0) {
          field(c) << (kLowBits + 2 * kIndexBits);
 }
 
+// Four lanes: one would wait for its multiplication at every word.
 uint64_t hash_words(const std::vector<int64_t>& words) {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  uint64_t hash = words.size();
-  for (int64_t value : words) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * kOdd;
-    hash ^= hash >> 32;
+  constexpr size_t kLanes = 4;
+  const auto mix = [](uint64_t lane, uint64_t word) {
+    lane = (lane ^ word) * kOdd;
+    return lane ^ lane >> 32;
+  };
+  uint64_t lanes[kLanes] = {1, 2, 3, 4};
+  size_t k = 0;
+  for (; k + kLanes <= words.size(); k += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = mix(lanes[lane], static_cast<uint64_t>(words[k + lane]));
+    }
   }
+  uint64_t hash = words.size();
+  for (; k < words.size(); ++k) hash = mix(hash, static_cast<uint64_t>(words[k]));
+  for (uint64_t lane : lanes) hash = mix(hash, lane);
   return hash;
 }
 
