@@ -329,12 +329,18 @@ PipelineOrder split_one_f_one_b(int pp, int microbatches) {
   return order;
 }
 
+struct BestList {
+  PipelineOrder order;
+  int64_t step_ns = 0;    ///< the simulation's may be shorter, never longer
+  bool shortest = false;  ///< no step is shorter
+};
+
 // The best of several lists, if one is shorter than `best`.
-PipelineOrder best_list(PipelineOrder best, bool two_stages, const PipelineTimes& times) {
+BestList best_list(PipelineOrder best, bool two_stages, const PipelineTimes& times) {
   const auto pp = static_cast<int>(best.ranks.size());
   const int limit = most(in_flight(best));
   Cost best_cost = step_cost(best, times);
-  if (best_cost.first == least_step(best, times)) return best;
+  if (best_cost.first == least_step(best, times)) return {best, best_cost.first, true};
   const auto offer = [&](PipelineOrder& order, Cost cost) {
     if (cost >= best_cost) return;
     best = std::move(order);
@@ -350,7 +356,7 @@ PipelineOrder best_list(PipelineOrder best, bool two_stages, const PipelineTimes
         ListScheduler(pp, best.stages, best.microbatches, times, {limit, 1, 1}, rules).make();
     if (list) offer(list->order, {list->makespan_ns, list->span_ns});
   }
-  return best;
+  return {std::move(best), best_cost.first, false};
 }
 
 }  // namespace
@@ -408,6 +414,17 @@ int64_t least_v_step_ns(int pp, int microbatches, const PipelineTimes& times) {
   return least;
 }
 
+namespace {
+
+// The promise of fitted_order(): 1F1B's step, or what the memory of a V allows.
+int64_t longest_step_ns(PipelineKind kind, int pp, int microbatches, const PipelineTimes& times) {
+  const int64_t plain = one_f_one_b_ns(kind, pp, microbatches, times);
+  if (kind != PipelineKind::kZbV) return plain;
+  return std::max(plain, least_v_step_ns(pp, microbatches, times));
+}
+
+}  // namespace
+
 PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int microbatches,
                            const PipelineTimes& times) {
   PipelineOrder best = make_order(kind, pp, virtual_per_rank, microbatches);
@@ -415,13 +432,12 @@ PipelineOrder fitted_order(PipelineKind kind, int pp, int virtual_per_rank, int 
   const int limit = most(in_flight(best));
   const bool one_stage = kind == PipelineKind::kZbH1 || kind == PipelineKind::kZbH2;
   const bool two_stages = kind == PipelineKind::kZbV || kind == PipelineKind::kVHalf;
-  if (one_stage || two_stages) best = best_list(std::move(best), two_stages, times);
-  if (one_stage || kind == PipelineKind::kVHalf) return best;
-  int64_t goal = one_f_one_b_ns(kind, pp, microbatches, times);
-  if (kind == PipelineKind::kZbV) {
-    goal = std::max(goal, least_v_step_ns(pp, microbatches, times));
-  }
-  if (simulate(best, times).makespan_ns <= goal) return best;
+  BestList list = one_stage || two_stages ? best_list(std::move(best), two_stages, times)
+                                          : BestList{std::move(best), kNever, false};
+  best = std::move(list.order);
+  if (one_stage || kind == PipelineKind::kVHalf || list.shortest) return best;
+  const int64_t goal = longest_step_ns(kind, pp, microbatches, times);
+  if (list.step_ns <= goal || simulate(best, times).makespan_ns <= goal) return best;
   constexpr int64_t kPassesSimulated = 6'000'000;
   const int64_t tries = kPassesSimulated / (int64_t{3} * best.stages * microbatches);
   return exchange_passes(best, times, {goal, limit, static_cast<int>(tries)});
