@@ -22,8 +22,8 @@ struct NativeGraphOptions {
 };
 
 /// The operator graph of the `native` implementation profile: the operators of runtime/ops, one
-/// micro-batch, one rank, one virtual stage. With ep_size 1 the all-to-alls vanish and the dispatched
-/// rows become a gather of normed_mlp, so they may be recomputed.
+/// micro-batch, one rank, one virtual stage. With ep_size 1 the all-to-alls vanish and the rows
+/// sent become a gather of normed_mlp, so they may be recomputed.
 /// A stage without the embedding begins with `stage_recv`, one without the head ends with
 /// `stage_send`; the stream that leaves is not saved, the one that arrives is.
 /// Never split: embedding, norms, and the head, whose weight gradient would have to keep the logits.
