@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "bagualu/base/error.h"
+#include "bagualu/runtime/deadline.h"
 #include "bagualu/runtime/device_arena.h"
 #include "bagualu/runtime/trainer.h"
 #include "bagualu/runtime/trainer_json.h"
@@ -65,6 +66,8 @@ void register_errors(py::module_& m) {
       py::exception<OutOfBudget>(m, "OverBudget", PyExc_MemoryError));
   static py::object peer_lost = py::reinterpret_borrow<py::object>(
       py::exception<PeerLost>(m, "PeerLost", PyExc_RuntimeError));
+  static py::object deadline_exceeded = py::reinterpret_borrow<py::object>(
+      py::exception<DeadlineExceeded>(m, "DeadlineExceeded", PyExc_RuntimeError));
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
@@ -101,6 +104,8 @@ void register_errors(py::module_& m) {
       });
     } catch (const PeerLost& error) {
       PyErr_SetString(peer_lost.ptr(), error.what());
+    } catch (const DeadlineExceeded& error) {
+      PyErr_SetString(deadline_exceeded.ptr(), error.what());
     }
   });
 }

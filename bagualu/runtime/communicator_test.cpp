@@ -228,5 +228,22 @@ TEST(Communicator, ASlowLinkDelaysTheEndAndLeavesTheTimeToOthers) {
   });
 }
 
+TEST(Communicator, AnEmulatedDelayBeyondTheDeadlineIsNotSleptThrough) {
+  LoopbackGroup group("too slow", 2, {.max_delay_ns = 0});
+  on_every_rank(2, [&](int64_t rank) {
+    // 1,000 bytes at 100 bytes/s are 10 s.
+    Communicator ranks(
+        group.name_of(rank), rank, 2,
+        {.name = "ep", .job_ranks = {}, .deadline_ns = 50 * kMs, .link_bytes_per_s = 100});
+    at::Tensor out = filled(2000, 1), in = filled(2000, 0);
+    const ops::WireLayout layout = even_layout(2, 1000);
+    PendingComm pending = ranks.issue_all_to_all(out, layout, in, layout, "x");
+    const int64_t begin = now_ns();
+    EXPECT_THROW(pending.wait(), DeadlineExceeded);
+    EXPECT_LT(now_ns() - begin, 5'000 * kMs);
+    EXPECT_TRUE(pending.pending());
+  });
+}
+
 }  // namespace
 }  // namespace bagualu

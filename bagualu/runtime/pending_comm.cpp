@@ -75,9 +75,12 @@ void PendingComm::wait(int64_t timeout_ns) {
     stop();
     throw;
   }
-  const int64_t left_ns = state.link_done_ns - steady_now_ns();
+  const int64_t deadline_ns = state.times.wait_begin_ns + timeout_ns;
+  const int64_t until_ns = std::min(state.link_done_ns, deadline_ns);
+  const int64_t left_ns = until_ns - steady_now_ns();
   if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
   stop();
+  if (until_ns < state.link_done_ns) throw DeadlineExceeded(state.label, state.label, timeout_ns);
   const int64_t ended_ns = state.ended_ns ? state.ended_ns->load() : 0;
   state.times.done_ns =
       ended_ns > 0 ? std::max(ended_ns, state.link_done_ns) : state.times.waited_until_ns;
