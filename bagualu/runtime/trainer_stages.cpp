@@ -1,6 +1,9 @@
 #include "bagualu/runtime/trainer_stages.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
 
 #include "bagualu/base/units.h"
 #include "bagualu/graph/pieces.h"
@@ -98,10 +101,12 @@ PolicyOptions stage_policy_options(const PolicyOptions& options, const Graph& st
   if (!of.plan.is_object() || !of.plan.contains("units")) return of;
   const Json units = of.plan["units"];
   if (!units.is_object()) return of;
+  static const std::set<std::string, std::less<>> ends = {"embedding", "stage_recv", "final_norm",
+                                                          "lm_head"};
   for (const auto& [name, value] : units.items()) {
-    // A layer of another stage. What no stage knows stays, to be refused.
-    const bool elsewhere = stage.find_unit(name) < 0 && name.rfind("layer", 0) == 0;
-    if (elsewhere) of.plan["units"].erase(name);
+    // Of another stage. What no stage knows stays, to be refused.
+    const bool elsewhere = name.rfind("layer", 0) == 0 || ends.contains(name);
+    if (elsewhere && stage.find_unit(name) < 0) of.plan["units"].erase(name);
   }
   return of;
 }

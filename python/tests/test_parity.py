@@ -99,11 +99,9 @@ def joined(gradients, layout):
     return whole
 
 
-LAYOUTS = [{"ep": 2}]
-
-
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense"])
-@pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name, sizes", [
+    ("mixtral", {"ep": 2}), ("qwen3_moe_dense", {"ep": 2}), ("mixtral", {"pp": 2}),
+    ("qwen3_moe_dense", {"pp": 2, "ep": 2, "pipeline": "dualpipe-v"})])
 def test_ranks(name, sizes, tmp_path):
     model = reference.make_reference(name)
     folder = reference.save(model, tmp_path / "model")

@@ -95,8 +95,9 @@ class Case:
 
     def random_budget(self) -> int:
         forecast = json.loads(self.trainer.floor_json())
-        activations = self.own.randint(forecast["floor_bytes"], forecast["worst_save_all_bytes"]) \
-            - forecast["static_bytes"]
+        floor = forecast["floor_bytes"]  # with one micro-batch it may be above everything kept
+        highest = max(floor, forecast["worst_save_all_bytes"])
+        activations = self.own.randint(floor, highest) - forecast["static_bytes"]
         return self.job.runtime.arena_stats()["live_bytes"] + 1024 + activations
 
 
