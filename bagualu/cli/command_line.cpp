@@ -49,8 +49,12 @@ int run_launcher(std::string_view name, const Arguments& arguments, const Stream
   exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.launch", all));
 }
 
+/// The report asks this program to replay step traces.
 int run_report(std::string_view, const Arguments& arguments, const Streams&) {
-  exec_python(python_invocation(find_source_tree(), BAGUALU_PYTHON, "bagualu.report", arguments));
+  const SourceTree tree = find_source_tree();
+  Arguments all = {"--program", tree.program.string()};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  exec_python(python_invocation(tree, BAGUALU_PYTHON, "bagualu.report", all));
 }
 
 constexpr std::array<Subcommand, 8> kSubcommands = {{

@@ -13,6 +13,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
 #include "bagualu/cli/flags.h"
+#include "bagualu/cli/schedule_replay.h"
 #include "bagualu/schedule/overlap_order.h"
 #include "bagualu/schedule/pipeline_fit.h"
 #include "bagualu/schedule/pipeline_text.h"
@@ -39,6 +40,7 @@ struct ScheduleFlags {
   std::string columns = "100";
   std::string svg;
   std::string json;
+  std::vector<std::string> replay;
   bool overlap = false;
   bool fit = false;
   bool text = false;
@@ -72,6 +74,10 @@ void add_flags(CLI::App* app, ScheduleFlags* flags) {
   app->add_flag("--text", flags->text, "print the order only, as --read takes it");
   add("--svg", &flags->svg, "FILE", "write the drawing as SVG");
   add("--json", &flags->json, "FILE|-", "write the figures as JSON; with - instead of the drawing");
+  app->add_option("--replay", flags->replay,
+                  "step traces of all ranks of a run (train --trace-step): each step as it was "
+                  "executed and as its lists predict it; goes with --json alone")
+      ->type_name("FILE...");
 }
 
 /// "F,B" or "F,I,W".
@@ -237,6 +243,14 @@ void print_table(const Schedule& at, int columns, std::ostream& out) {
       at.name, at.run.makespan_ns, longest);
 }
 
+void check_replay_alone(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == "--replay" || name == "--json") continue;
+    throw InvalidInput(kWhere, name, "with --replay", "--json alone beside --replay");
+  }
+}
+
 int answer(const ScheduleFlags& flags, const Streams& streams) {
   const int columns =
       static_cast<int>(parse_int_flag(flags.columns, kWhere, "--columns", 1, 1 << 16));
@@ -267,7 +281,9 @@ int run_schedule(const std::vector<std::string>& arguments, const Streams& strea
   ScheduleFlags flags;
   add_flags(&app, &flags);
   if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
-  return answer(flags, streams);
+  if (flags.replay.empty()) return answer(flags, streams);
+  check_replay_alone(app);
+  return run_schedule_replay(flags.replay, flags.json, streams);
 }
 
 }  // namespace bagualu

@@ -1,7 +1,8 @@
 """`bagualu report`: run logs to a self-contained HTML page, a Perfetto trace, a text summary.
 
 Start here: report_log (reading, checks) -> report_summary (numbers, text) -> report_figures
-(plots as data) -> report_html (the page); report_perfetto and report_browser stand beside.
+(plots as data) -> report_html (the page); report_pipeline, report_steps (stages, traced steps),
+report_perfetto and report_browser stand beside.
 """
 
 import argparse
@@ -55,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--perfetto", metavar="FILE",
                         help="write a Chrome trace for ui.perfetto.dev here")
     parser.add_argument("--json", metavar="FILE", help="write the comparison here; - is stdout")
+    # For the program itself, which knows where it lies.
+    parser.add_argument("--program", help=argparse.SUPPRESS)
     parser.add_argument("--text", action="store_true", help="print the comparison")
     return parser
 
@@ -66,7 +69,12 @@ def run(args: argparse.Namespace) -> None:
     for output in outputs:
         if places.count(Path(output).resolve()) > 1:
             raise InvalidInput(output, "output", "a file used twice", "a file of its own")
-    logs = report_log.read_logs(args.logs)
+    logs = report_log.read_logs(args.logs, args.program)
+    as_text = args.text or not (args.output or args.perfetto or args.json)
+    for log in logs:
+        if log.traced.note and not as_text:  # the text has it
+            print(report_summary.printable(f"bagualu report: {log.path}: {log.traced.note}"),
+                  file=sys.stderr)
     if args.output:
         from bagualu.report_html import render
         write_text_atomic(args.output, render(logs))
@@ -80,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
             sys.stdout.write(text)
         else:
             write_text_atomic(args.json, text)
-    if args.text or not (args.output or args.perfetto or args.json):
+    if as_text:
         sys.stdout.write(report_summary.text_report(logs))
 
 

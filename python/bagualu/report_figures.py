@@ -44,6 +44,7 @@ class Figure:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     wide: bool = False
+    height_px: int | None = None  # None: the card's usual one
 
 
 def build_figures(logs: list[RunLog]) -> list[Figure]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import plotly.offline
 
-from bagualu import report_figures, report_pipeline, report_summary
+from bagualu import (report_figures, report_pipeline, report_step_figures, report_steps,
+                     report_summary)
 from bagualu.report_log import RunLog
 from bagualu.report_page import PAGE, SCRIPT, STYLE
 from bagualu.report_summary import format_mib, format_ms
@@ -23,11 +24,13 @@ def render(logs: list[RunLog]) -> str:
     main = report_summary.primary(logs)
     rows = report_summary.summarise(logs)
     figures = report_figures.build_figures(logs)
+    timelines = report_step_figures.build_step_figures(logs)
     title = f"bagualu: {_model_name(main)}, {main.run['policy']}"
     body = [_header(main, rows[logs.index(main)]), _comparison(logs, rows)]
     body += [_plots(figures) if figures else _empty("No step was completed: nothing to plot.")]
-    body += [_pipelines(logs), _mitigations(logs), _notes(rows)]
-    drawn = [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures]
+    body += [_pipelines(logs), _steps(logs), _plots(timelines) if timelines else "",
+             _mitigations(logs), _notes(rows)]
+    drawn = [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures + timelines]
     palette = {name: list(pair) for name, pair in report_figures.PALETTE.items()}
     parts = {"TITLE": html.escape(title), "STYLE": STYLE, "BODY": "\n".join(filter(None, body)),
              "FIGURES": _json(drawn), "PALETTE": _json(palette), "SCRIPT": SCRIPT}
@@ -113,9 +116,10 @@ def _plots(figures: list[report_figures.Figure]) -> str:
     cards = []
     for figure in figures:
         size = "card wide" if figure.wide else "card"
+        style = f' style="height:{figure.height_px}px"' if figure.height_px else ""
         cards.append(f'<figure class="{size}"><figcaption><h2>{html.escape(figure.title)}</h2>'
                      f"<p>{html.escape(figure.note)}</p></figcaption>"
-                     f'<div class="plot" id="{figure.id}"></div></figure>')
+                     f'<div class="plot" id="{figure.id}"{style}></div></figure>')
     return f'<div class="grid">{"".join(cards)}</div>'
 
 
@@ -145,6 +149,24 @@ def _pipelines(logs: list[RunLog]) -> str:
              + _table(report_pipeline.HEADER, rows, tuple(range(2, len(report_pipeline.HEADER))))
              for log in logs if (rows := report_pipeline.rows(log))]
     return f"<section><h2>Pipeline</h2>{''.join(parts)}</section>" if parts else ""
+
+
+def _steps(logs: list[RunLog]) -> str:
+    """Traced steps in numbers; their timelines stand below."""
+    head = report_steps.HEADER
+    parts = []
+    for log in logs:
+        if not log.traced.steps:
+            continue
+        text = f"{log.label}: executed / scheduled"
+        if len(log.traced.steps) > 1:
+            text += (f"; predictions of {len(log.traced.steps)} steps are off by "
+                     f"{log.traced.median_error_fraction:.1%} in the median")
+        parts.append(f'<p class="muted">{html.escape(text)}. Hidden: of the time that transfers '
+                     "are under way, what runs beside compute. Exposed: waits, of the rank's "
+                     "time.</p>" + _table(head, report_steps.rows(log.traced.steps),
+                                          tuple(range(1, len(head)))))
+    return f"<section><h2>Step</h2>{''.join(parts)}</section>" if parts else ""
 
 
 def _notes(rows: list[report_summary.RunSummary]) -> str:

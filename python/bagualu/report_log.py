@@ -13,6 +13,7 @@ from typing import Any
 
 from bagualu.errors import InvalidInput
 from bagualu.json_file import read_regular
+from bagualu.report_steps import TracedSteps, read_steps
 from bagualu.run_log import PIPELINE_FIELDS
 
 LOG_VERSION = 1
@@ -52,6 +53,7 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         "pipeline": (_TEXT, False, True),
         "stage_layers": (_NUMBERS, False, True),
         "overlap": (_BOOL, False, True),
+        "trace_step": (_NUMBERS, False, True),
         "ranks": (_LIST, False, True),
     },
     "step": {
@@ -147,11 +149,13 @@ class RunLog:
     torn_lines: int = 0
     ignored_records: int = 0
     label: str = ""
+    traced: TracedSteps = field(default_factory=TracedSteps)
 
 
-def read_logs(paths: list[str | Path]) -> list[RunLog]:
-    """Reads every log and gives each a unique label.
+def read_logs(paths: list[str | Path], program: str | None = None) -> list[RunLog]:
+    """Reads every log and the step traces beside it, and gives each log a unique label.
 
+    program: bagualu, which replays the traces; None: report_steps.find_program()
     Throws: InvalidInput naming file and line if one is no run log, or is given twice.
     """
     logs: list[RunLog] = []
@@ -159,6 +163,7 @@ def read_logs(paths: list[str | Path]) -> list[RunLog]:
         if any(Path(path).resolve() == log.path.resolve() for log in logs):
             raise InvalidInput(str(path), "log", "given twice", "each log once")
         logs.append(read_log(path))
+        logs[-1].traced = read_steps(logs[-1].path, logs[-1].run, program)
     _label(logs)
     return logs
 

@@ -2,35 +2,49 @@
 
 One process per log; thread 0 holds the steps, thread 1 + r belongs to rank r. Steps follow each
 other without the pauses between them (checkpoints, validation): a log has durations, not clocks.
+Ranks of traced steps are processes of their own (report_perfetto_steps.py).
 """
 
 import json
 from typing import Any
 
 from bagualu.report_log import RunLog
+from bagualu.report_perfetto_steps import step_events
 from bagualu.report_summary import describe_oom, what
 
 
 def trace_json(logs: list[RunLog]) -> str:
     """The trace as JSON text. Times in microseconds, as the format asks."""
     events: list[dict[str, Any]] = []
+    rank_pid = len(logs) + 1
     for pid, log in enumerate(logs, 1):
-        events += _run_events(pid, log)
+        starts = _starts_us(log)
+        events += _run_events(pid, log, starts)
+        events += step_events(log, starts, rank_pid, len(logs) > 1)
+        rank_pid += log.run["world_size"]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"),
                       allow_nan=False)
 
 
-def _run_events(pid: int, log: RunLog) -> list[dict[str, Any]]:
+def _starts_us(log: RunLog) -> dict[int, float]:
+    """Of every step. One that is scheduled to take longer than it took gets that room."""
+    scheduled = {step["step"]: step["predicted_ns"] for step in log.traced.steps}
+    starts, now_us = {}, 0.0
+    for step in log.steps:
+        starts[step["step"]] = now_us
+        now_us += max(step["step_ns"], scheduled.get(step["step"], 0)) / 1e3
+    return starts
+
+
+def _run_events(pid: int, log: RunLog, starts: dict[int, float]) -> list[dict[str, Any]]:
     events = [_name(pid, 0, "process_name", log.label), _name(pid, 0, "thread_name", "steps")]
     ranks = sorted({r["rank"] for s in log.steps for r in s["ranks"]}
                    | {m["rank"] for m in log.mitigations} | {o["rank"] for o in log.ooms})
     events += [_name(pid, 1 + rank, "thread_name", f"rank {rank}") for rank in ranks]
-    starts: dict[int, float] = {}
     now_us = 0.0
     for step in log.steps:
-        starts[step["step"]] = now_us
-        events += _step_events(pid, step, now_us)
-        now_us += step["step_ns"] / 1e3
+        events += _step_events(pid, step, starts[step["step"]])
+        now_us = starts[step["step"]] + step["step_ns"] / 1e3
     for record in log.memory:
         start = starts.get(record["step"])
         if start is None:

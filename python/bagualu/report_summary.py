@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bagualu import report_pipeline
+from bagualu import report_pipeline, report_steps
 from bagualu.report_log import RunLog
 
 MIB = 1024 * 1024
@@ -177,6 +177,8 @@ def _notes(log: RunLog) -> tuple[str, ...]:
         notes.append(f"resumed {log.resumes} time(s)")
     if log.summary is None:
         notes.append("no summary: the run was cut off or is still going")
+    if log.traced.note:
+        notes.append(log.traced.note)
     return tuple(notes)
 
 
@@ -251,7 +253,7 @@ def text_report(logs: list[RunLog]) -> str:
                        f"p99 {format_ms(row.decision_p99_ns)}, "
                        f"max {format_ms(row.decision_max_ns)}{_known_plans(row)}; "
                        f"{row.mitigations} mitigation(s)")
-        out += report_pipeline.text_lines(log)
+        out += report_pipeline.text_lines(log) + report_steps.text_lines(log.traced)
         shown = log.mitigations[:_MAX_LINES]
         out += [f"  step {m['step']}, rank {m['rank']}: {why(m)}: {what(m)}; "
                 f"cost {format_ms(m.get('cost_ns'))}" for m in shown]

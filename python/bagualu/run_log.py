@@ -28,6 +28,12 @@ PIPELINE_FIELDS = ("overlapped_segments", "serialised_segments", "deferred_passe
                    "copy_ns", "copy_beside_ns", "copy_wait_ns", "p2p_wait_ns", "bubble_ns")
 
 
+def trace_file(log: str | Path, rank: int) -> Path:
+    """Where a rank writes the steps of --trace-step: run.jsonl's are run.trace-0.jsonl and so on."""
+    path = Path(log)
+    return path.with_name(f"{path.stem}.trace-{rank}.jsonl")
+
+
 def check_writable(path: Path) -> None:
     """Throws InvalidInput; leaves no file behind that was not there."""
     try:

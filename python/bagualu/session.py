@@ -18,7 +18,7 @@ from bagualu.errors import Infeasible, JobFailed
 from bagualu.hf import Shard
 from bagualu.preflight import Job
 from bagualu.progress import Progress, mitigation_line, proposal
-from bagualu.run_log import RunLog, Totals, step_record
+from bagualu.run_log import RunLog, Totals, step_record, trace_file
 from bagualu.runtime_module import forecast
 from bagualu.units import format_bytes
 
@@ -29,12 +29,6 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float)
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - 1 - warmup)
     return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-
-
-def trace_file(log: str, rank: int) -> str:
-    """Where a rank writes the steps of --trace-step: run.jsonl's are run.trace-0.jsonl and so on."""
-    path = Path(log)
-    return str(path.with_name(f"{path.stem}.trace-{rank}.jsonl"))
 
 
 def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
@@ -97,6 +91,9 @@ class Session:
             if self.leader and args.checkpoint else None
         path = Path(args.log) if self.leader and args.log else None
         self.log = RunLog(path, self._run_record(), job.first_step)
+        if path is not None and job.first_step == 0:
+            for rank in range(job.world):  # another run's: they are no part of this log
+                trace_file(path, rank).unlink(missing_ok=True)
         self.progress = Progress(args.quiet or not self.leader)
         self._writer = self._tensorboard() if self.leader and args.tensorboard else None
 
@@ -129,7 +126,8 @@ class Session:
                 "static_bytes": self.floor["static_bytes"],
                 "floor_bytes": self.floor["floor_bytes"], "ranks": ranks, "model": json.loads(job.spec.to_json()),
                 "micro_batch_size": args.micro_batch_size, "seq": args.seq,
-                "microbatches": args.micro_batches, "steps": args.steps, "argv": args.argv}
+                "microbatches": args.micro_batches, "steps": args.steps,
+                "trace_step": args.trace_step, "argv": args.argv}
 
     def _tensorboard(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # an optional package
@@ -163,7 +161,7 @@ class Session:
         extras = {"spikes": spikes, "routing": routing, "want_memory": bool(args.log),
                   "stop_requested": self._stop()}
         if step in (args.trace_step or ()):
-            extras["trace_path"] = trace_file(args.log, self.comm.rank)
+            extras["trace_path"] = str(trace_file(args.log, self.comm.rank))
         return extras
 
     def _step(self, step: int) -> bool:
