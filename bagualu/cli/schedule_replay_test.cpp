@@ -24,7 +24,7 @@ class ScheduleReplay : public CommandTest {
       sender.step = step;
       sender.start_ns = 1000;
       sender.end_ns = 1015;
-      sender.transfers = {{TransferStream::kComm, "hidden", "p2p01", "p2p:0F0", 64, 1010, 1015}};
+      sender.transfers = {{TransferStream::kComm, "hidden", "", "p2p0:0F0", 64, 1010, 1015}};
       sender.events = {{StepAction::kForward, 0, 0, 0, 0, "layer0.mlp", 1000, 1010, {}, {}},
                        {StepAction::kSend, 0, 0, 0, -1, "hidden", 1010, 1010, {0}, {}},
                        {StepAction::kSent, 0, 0, 0, -1, "hidden", 1010, 1015, {}, {0}}};
@@ -34,7 +34,7 @@ class ScheduleReplay : public CommandTest {
       receiver.step = step;
       receiver.start_ns = 1005;
       receiver.end_ns = 1035;
-      receiver.transfers = {{TransferStream::kComm, "hidden", "p2p01", "p2p:0F0", 64, 1005, 1015}};
+      receiver.transfers = {{TransferStream::kComm, "hidden", "", "p2p0:0F0", 64, 1005, 1015}};
       receiver.events = {{StepAction::kPost, 0, 1, 0, -1, "hidden", 1005, 1005, {0}, {}},
                          {StepAction::kReceive, 0, 1, 0, -1, "hidden", 1005, 1015, {}, {0}},
                          {StepAction::kForward, 0, 1, 0, 0, "layer1.mlp", 1015, 1035, {}, {}}};
@@ -62,7 +62,7 @@ TEST_F(ScheduleReplay, JsonHasEveryEventAsExecutedAndAsScheduled) {
   EXPECT_EQ(receiver["events"][1], Json::parse(R"({"action": "receive", "name": "hidden",
       "stage": 1, "microbatch": 0, "executed": [5, 10, 15], "scheduled": [5, 10, 15]})"));
   EXPECT_EQ(receiver["transfers"][0], Json::parse(R"({"stream": "comm", "name": "hidden",
-      "key": "p2p:0F0", "bytes": 64, "issued_by": "post", "executed": [5, 15],
+      "key": "p2p0:0F0", "bytes": 64, "issued_by": "post", "executed": [5, 15],
       "scheduled": [5, 15]})"));
   EXPECT_EQ(receiver["executed"]["compute_ns"], 20);
   EXPECT_EQ(receiver["scheduled"]["comm_wait_ns"], 10);
@@ -104,7 +104,7 @@ TEST_F(ScheduleReplay, Refuses) {
   refused(run_line({"schedule", "--replay", path("none")}), "none");
   refused(run_line({"schedule", "--replay", write("empty", "")}), "--replay: found no whole step");
   refused(run_line({"schedule", "--replay", path("run.trace-0.jsonl")}),
-          "key: found p2p:0F0 on one rank only; allowed the traces of all members");
+          "key: found p2p0:0F0 on one rank only; allowed the traces of all members");
 }
 
 }  // namespace

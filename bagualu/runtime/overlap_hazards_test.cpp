@@ -279,7 +279,7 @@ TEST_F(OverlapHazards, ARecordedStepIsWhatWasRunAndItsTransfersMeetOnBothRanks) 
   on_every_rank(2, [&](int64_t index) {
     OverlapRank rank(rich_moe_spec(), hazard_options(2, 2), index, group.name_of(index), 1,
                      {.name = "ep", .job_ranks = {}});
-    StepRecorder recorder(rank.executor, rank.transfers, static_cast<int>(index));
+    StepRecorder recorder(rank.executor, rank.transfers, static_cast<int>(index), 0);
     recorder.begin(7);
     std::vector<StageAction> run;
     RandomStep step(rank, 3, 5, 11 + index);

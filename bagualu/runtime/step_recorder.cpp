@@ -117,12 +117,13 @@ class StepRecorder::Writer {
     return names_op(action.kind) ? graph.ops[action.id].name : graph.storages[action.id].name;
   }
 
-  // What a stage sends is named by the pass that made it, on both sides.
+  // What a stage sends is named by its pipeline and the pass that made it, on both sides.
   std::string transfer_key(const Passage& passage, const Action& issue) const {
     const bool forward = issue.kind == ActionKind::kForward;
     const bool recv_op = passage.graph->ops[issue.id].kind == OpKind::kStageRecv;
     const int maker = passage.stage + (forward ? (recv_op ? -1 : 0) : (recv_op ? 0 : 1));
-    return fmt::format("p2p:{}{}{}", maker, forward ? 'F' : 'B', passage.microbatch);
+    return fmt::format("p2p{}:{}{}{}", from_.dp_rank_, maker, forward ? 'F' : 'B',
+                       passage.microbatch);
   }
 
   void add_comm(const Comm& comm) {
@@ -200,8 +201,8 @@ class StepRecorder::Writer {
   RankStep step_;
 };
 
-StepRecorder::StepRecorder(Executor& executor, TransferEngine& transfers, int rank)
-    : executor_(executor), transfers_(transfers), rank_(rank) {
+StepRecorder::StepRecorder(Executor& executor, TransferEngine& transfers, int rank, int dp_rank)
+    : executor_(executor), transfers_(transfers), rank_(rank), dp_rank_(dp_rank) {
   transfers_.set_recording(true);
   executor_.add_observer(this);
 }

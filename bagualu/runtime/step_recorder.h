@@ -15,8 +15,8 @@ namespace bagualu {
 /// Requires: executor, engine and graphs outlive it.
 class StepRecorder final : public ExecutorObserver {
  public:
-  /// Watches until its destructor.
-  StepRecorder(Executor& executor, TransferEngine& transfers, int rank);
+  /// Watches until its destructor. dp_rank: tells the pipelines of a job apart.
+  StepRecorder(Executor& executor, TransferEngine& transfers, int rank, int dp_rank);
   ~StepRecorder() override;
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
@@ -67,6 +67,7 @@ class StepRecorder final : public ExecutorObserver {
   Executor& executor_;
   TransferEngine& transfers_;
   const int rank_;
+  const int dp_rank_;
   int64_t step_ = 0;
   int64_t begin_ns_ = 0;
   std::vector<int> open_;  ///< passage by slot, -1 = none

@@ -147,8 +147,10 @@ class Trainer::Watch final : public ExecutorObserver {
         trainer.trace_writer_ = std::make_unique<StepTraceWriter>(input.trace_path);
         trainer.trace_path_ = input.trace_path;
       }
-      recorder_ = std::make_unique<StepRecorder>(trainer.executor_, trainer.transfers_,
-                                                 static_cast<int>(trainer.options_.rank));
+      const int64_t rank = trainer.options_.rank;
+      recorder_ = std::make_unique<StepRecorder>(
+          trainer.executor_, trainer.transfers_, static_cast<int>(rank),
+          static_cast<int>(trainer.options_.layout.dp_rank(rank)));
       recorder_->begin(input.step);
       trainer.runner_.set_recorder(recorder_.get());
     }

@@ -73,7 +73,7 @@ struct StepTransfer {
   /// a copy engine. "": runs at once.
   std::string channel;
   /// Joins the parts that ranks have in one transfer: the same on every member of a collective, on
-  /// sender and receiver; unique within the step, as "ep1:17", "p2p:2F0". "": of this rank alone.
+  /// sender and receiver; unique within the step, as "ep1:17", "p2p0:2F0". "": of this rank alone.
   std::string key;
   int64_t bytes = 0;     ///< that this rank gives, or takes if it only receives
   int64_t start_ns = 0;  ///< issued on this rank
