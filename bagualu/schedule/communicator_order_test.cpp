@@ -47,7 +47,10 @@ std::vector<std::string> sequence_of_rank(int rank, bool pinned, FamilyKind kind
   }
   if (rank % 2) cache.solve(instance, options);
   const DualBatchSchedule schedule = cache.solve(instance, options);
-  EXPECT_TRUE(rank % 2 == 0 || schedule.source == ScheduleSource::kCache);
+  // What a deadline cut short is not kept.
+  if (rank % 2 == 1 && options.deadline_ns == 0) {
+    EXPECT_EQ(schedule.source, ScheduleSource::kCache);
+  }
   EXPECT_EQ(verify_schedule(instance, schedule), std::vector<std::string>());
   return communications(instance, schedule.order);
 }
