@@ -148,7 +148,7 @@ void print_table(const StepComparisons& all, std::ostream& out) {
       "{} step(s), median distance of the prediction {:.1f}%.\n"
       "Compute and waits: of the rank's time. Hidden: of the time that transfers are under way, "
       "from their issue,\nwhat runs beside compute. Scheduled: the same lists with the median "
-      "times of these steps.\n",
+      "times of the other steps.\n",
       all.steps.size(), 100 * median_off(all));
   for (int64_t step : all.left_out) {
     out << fmt::format("step {} left out: not every rank has finished it\n", step);

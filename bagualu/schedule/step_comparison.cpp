@@ -76,16 +76,19 @@ StepComparisons compare_steps(const std::vector<RankStep>& steps) {
     if (!whole) result.left_out.push_back(at->first);
     at = whole ? std::next(at) : by_step.erase(at);
   }
-  MedianTimes medians;
-  std::vector<ReplayTimes> measured;
+  std::map<int64_t, ReplayTimes> measured;
+  for (const auto& [number, step] : by_step) measured[number] = measured_times(step);
+  std::vector<ReplayTimes> typical;
   for (const auto& [number, step] : by_step) {
-    measured.push_back(measured_times(step));
-    medians.add(step, measured.back());
+    MedianTimes medians;
+    for (const auto& [other, at] : by_step) {
+      if (other != number || by_step.size() == 1) medians.add(at, measured.at(other));
+    }
+    typical.push_back(medians.of(step));
   }
   for (auto& [number, step] : by_step) {
-    const ReplayTimes& own = measured[result.steps.size()];
-    const ReplayTimes typical = medians.of(step);
-    result.steps.push_back(compare(std::move(step), own, typical));
+    const size_t i = result.steps.size();
+    result.steps.push_back(compare(std::move(step), measured.at(number), typical[i]));
   }
   return result;
 }

@@ -8,7 +8,8 @@
 namespace bagualu {
 
 /// A step as its ranks ran it, and as they run the same lists when every part takes its median
-/// time. Both are traces: waiting inside events, transfers from their issue.
+/// time, of the other steps if there are any (predict_steps()). Both are traces: waiting inside
+/// events, transfers from their issue.
 struct StepComparison {
   int64_t step = 0;
   std::vector<RankStep> executed;
@@ -25,9 +26,10 @@ struct StepComparisons {
   std::vector<int64_t> left_out;      ///< steps that some rank of the trace has not finished
 };
 
-/// Every traced step against its replay; medians are over all steps that are compared.
+/// Every traced step against its replay.
 /// Requires: steps as read_step_trace() gives them.
 /// Throws:   InvalidInput if members of a transfer are missing from the trace.
+/// Cost:     O(steps^2 * events)
 StepComparisons compare_steps(const std::vector<RankStep>& steps);
 
 }  // namespace bagualu

@@ -38,25 +38,26 @@ RankStep rank_step(int rank, int64_t step, int64_t first, int64_t second, int64_
   return made;
 }
 
-// Rank 1 issues at 25, rank 0 at 10, 12 and, in a step that something disturbed, at 40; the exchange
-// takes 11 from the later of both.
-std::vector<RankStep> three_steps() {
+// Rank 1 issues at 25, rank 0 at 10, 12, 12 and, in a step that something disturbed, at 40; the
+// exchange takes 11 from the later of both.
+std::vector<RankStep> four_steps() {
   return {rank_step(0, 0, 10, 30, 36), rank_step(1, 0, 25, 30, 36),
           rank_step(0, 1, 12, 32, 36), rank_step(1, 1, 25, 30, 36),
-          rank_step(0, 2, 40, 60, 51), rank_step(1, 2, 25, 30, 51)};
+          rank_step(0, 2, 40, 60, 51), rank_step(1, 2, 25, 30, 51),
+          rank_step(0, 3, 12, 32, 36), rank_step(1, 3, 25, 30, 36)};
 }
 
-TEST(StepComparison, EveryStepIsPredictedFromTheMediansOfAll) {
-  const StepComparisons all = compare_steps(three_steps());
-  ASSERT_EQ(all.steps.size(), 3U);
+TEST(StepComparison, EveryStepIsPredictedFromTheMediansOfTheOthers) {
+  const StepComparisons all = compare_steps(four_steps());
+  ASSERT_EQ(all.steps.size(), 4U);
   EXPECT_THAT(all.left_out, ElementsAre());
   EXPECT_EQ(all.steps[0].measured_ns, 37);
   EXPECT_EQ(all.steps[2].measured_ns, 61);
-  // Medians 12, 20, 25, 5, 11 and 1: issued at 12 and 25, over at 36, awaited until 37.
+  // Without any one step the medians are 12, 20, 25, 5, 11 and 1: issued at 12 and 25, over at 36, awaited until 37.
   for (const StepComparison& at : all.steps) EXPECT_EQ(at.predicted_ns, 37);
-  const StepComparison& last = all.steps[2];
-  EXPECT_EQ(last.executed[0].events[1].end_ns, 3060);
-  const RankStep& planned = last.scheduled[0];
+  const StepComparison& disturbed = all.steps[2];
+  EXPECT_EQ(disturbed.executed[0].events[1].end_ns, 3060);
+  const RankStep& planned = disturbed.scheduled[0];
   EXPECT_EQ(planned.start_ns, 0);
   EXPECT_EQ(planned.end_ns, 37);
   EXPECT_EQ(planned.events[1].start_ns, 12);
@@ -67,7 +68,7 @@ TEST(StepComparison, EveryStepIsPredictedFromTheMediansOfAll) {
 }
 
 TEST(StepComparison, WaitsAreWhatIsLeftOfAnAwaitingEvent) {
-  const StepComparisons all = compare_steps(three_steps());
+  const StepComparisons all = compare_steps(four_steps());
   EXPECT_THAT(all.steps[0].executed_wait_ns,
               ElementsAre(ElementsAre(0, 0, 6), ElementsAre(0, 0, 6)));
   EXPECT_THAT(all.steps[0].scheduled_wait_ns,
@@ -78,10 +79,10 @@ TEST(StepComparison, WaitsAreWhatIsLeftOfAnAwaitingEvent) {
 }
 
 TEST(StepComparison, AStepThatARankHasNotFinishedIsLeftOut) {
-  std::vector<RankStep> steps = three_steps();
+  std::vector<RankStep> steps = four_steps();
   steps.erase(steps.begin() + 3);  // rank 1 of step 1
   const StepComparisons all = compare_steps(steps);
-  EXPECT_EQ(all.steps.size(), 2U);
+  EXPECT_EQ(all.steps.size(), 3U);
   EXPECT_THAT(all.left_out, ElementsAre(1));
   EXPECT_TRUE(compare_steps({}).steps.empty());
 }

@@ -279,16 +279,17 @@ void MedianTimes::each(const std::vector<RankStep>& ranks, ReplayTimes& times, c
   constexpr int kTransfer = 1 << 10;
   for (size_t r = 0; r < ranks.size(); ++r) {
     const int rank = ranks[r].rank;
+    std::vector<int> issuer(ranks[r].transfers.size(), 0);
     for (size_t i = 0; i < ranks[r].events.size(); ++i) {
       const StepEvent& event = ranks[r].events[i];
       const int action = static_cast<int>(event.action);
       visit(Key{rank, event.stage, action, event.name}, times.event_ns[r][i]);
       visit(Key{rank, event.stage, action | kLead, event.name}, times.lead_ns[r][i]);
+      for (int number : event.issues) issuer[static_cast<size_t>(number)] = action;
     }
     for (size_t n = 0; n < ranks[r].transfers.size(); ++n) {
       const StepTransfer& transfer = ranks[r].transfers[n];
-      visit(Key{rank, -1, static_cast<int>(transfer.stream) | kTransfer, transfer.name},
-            times.transfer_ns[r][n]);
+      visit(Key{rank, -1, issuer[n] | kTransfer, transfer.name}, times.transfer_ns[r][n]);
     }
     visit(Key{rank, -1, kTail, ""}, times.tail_ns[r]);
   }

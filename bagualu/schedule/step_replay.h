@@ -30,8 +30,8 @@ struct ReplayTimes {
 ///           (a key that stands on one rank only).
 ReplayTimes measured_times(const std::vector<RankStep>& ranks);
 
-/// Medians over steps: of events by rank, stage, action and name, of transfers by rank, stream and
-/// name.
+/// Medians over steps: of events by rank, stage, action and name, of transfers by rank, the action
+/// that issues them and name.
 class MedianTimes {
  public:
   void add(const std::vector<RankStep>& ranks, const ReplayTimes& times);

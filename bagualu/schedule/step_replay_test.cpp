@@ -210,6 +210,29 @@ TEST(MedianTimes, APartTakesTheMedianOfItsKind) {
   EXPECT_EQ(replay_step(ranks, medians.of(ranks)).step_ns, 7);
 }
 
+// An exchange of one name takes 10 when a forward issues it and 30 when a backward does.
+TEST(MedianTimes, ATransferTakesTheMedianOfThoseThatTheSameActionIssued) {
+  std::vector<RankStep> ranks(1);
+  int64_t now = 0;
+  for (const StepAction action : {StepAction::kForward, StepAction::kBackward}) {
+    const int64_t ns = action == StepAction::kForward ? 10 : 30;
+    ranks[0].transfers.push_back({TransferStream::kComm, "dispatch", "", "", 1, now, now + ns});
+    const int number = static_cast<int>(ranks[0].transfers.size()) - 1;
+    add_event(ranks[0], {number}, {}, action);
+    add_event(ranks[0], {}, {number}, StepAction::kOther);
+    for (size_t i = ranks[0].events.size() - 2; i < ranks[0].events.size(); ++i) {
+      ranks[0].events[i].start_ns = now;
+      now = i % 2 == 0 ? now : now + ns;
+      ranks[0].events[i].end_ns = now;
+    }
+  }
+  ranks[0].end_ns = now;
+  MedianTimes medians;
+  medians.add(ranks, measured_times(ranks));
+  EXPECT_EQ(medians.of(ranks).transfer_ns[0], (std::vector<int64_t>{10, 30}));
+  EXPECT_EQ(replay_step(ranks, medians.of(ranks)).step_ns, 40);
+}
+
 // Steps of 5, 100 and 7: the medians of the others are 100 (of two, the upper), 7 and 100. Rank 1
 // has no third step.
 TEST(PredictSteps, AStepIsPredictedFromTheOthers) {

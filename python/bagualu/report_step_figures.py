@@ -66,7 +66,7 @@ def _timeline(log: RunLog, index: int, step: dict[str, Any], several: bool) -> F
     span_ns = max([step["measured_ns"], step["predicted_ns"]])
     ranks = [str(rank["rank"]) for rank in step["ranks"]]
     note = (f"{step['measured_ns'] / 1e6:,.1f} ms, {step['predicted_ns'] / 1e6:,.1f} ms predicted "
-            f"({report_steps.off_fraction(step):+.1%}) from median times of the traced steps. "
+            f"({report_steps.off_fraction(step):+.1%}) from median times of the other traced steps. "
             "Thick: executed; thin below: the same lists as scheduled. Drag to zoom.")
     if len(ranks) > _MAX_RANKS:
         note += f" The first {_MAX_RANKS} of {len(ranks)} ranks."
