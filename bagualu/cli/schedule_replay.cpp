@@ -51,14 +51,14 @@ Json events(const StepComparison& step, size_t r, int64_t origin_ns) {
   for (size_t i = 0; i < step.executed[r].events.size(); ++i) {
     const StepEvent& event = step.executed[r].events[i];
     const StepEvent& planned = step.scheduled[r].events[i];
-    list.push_back({{"action", step_action_name(event.action)},
-                    {"name", event.name},
-                    {"stage", event.stage},
-                    {"microbatch", event.microbatch},
-                    {"executed", span(event.start_ns - origin_ns, step.executed_wait_ns[r][i],
-                                      event.end_ns - origin_ns)},
-                    {"scheduled", span(planned.start_ns, step.scheduled_wait_ns[r][i],
-                                       planned.end_ns)}});
+    list.push_back(
+        {{"action", step_action_name(event.action)},
+         {"name", event.name},
+         {"stage", event.stage},
+         {"microbatch", event.microbatch},
+         {"executed",
+          span(event.start_ns - origin_ns, step.executed_wait_ns[r][i], event.end_ns - origin_ns)},
+         {"scheduled", span(planned.start_ns, step.scheduled_wait_ns[r][i], planned.end_ns)}});
   }
   return list;
 }
@@ -79,8 +79,7 @@ Json transfers(const StepComparison& step, size_t r, int64_t origin_ns) {
          {"key", transfer.key},
          {"bytes", transfer.bytes},
          {"issued_by", step_action_name(issuer[n])},
-         {"executed",
-          Json::array({transfer.start_ns - origin_ns, transfer.end_ns - origin_ns})},
+         {"executed", Json::array({transfer.start_ns - origin_ns, transfer.end_ns - origin_ns})},
          {"scheduled", Json::array({planned.start_ns, planned.end_ns})}});
   }
   return list;
@@ -125,14 +124,13 @@ void print_rank(const StepComparison& step, size_t r, std::ostream& out) {
     const RankStep& rank = executed ? step.executed[r] : step.scheduled[r];
     const StepOverlap at = step_overlap(rank);
     const int64_t span_ns = rank.end_ns - rank.start_ns;
-    out << fmt::format("  {:>4}  {}  {:>10.3f}  {:>7}  {:>10.3f}  {:>6}  {:>5}  {:>10.3f}  {:>6}  "
-                       "{:>5}\n",
-                       executed ? std::to_string(rank.rank) : "",
-                       executed ? "executed " : "scheduled", ms(span_ns),
-                       share(at.compute_ns, span_ns), ms(at.comm_ns),
-                       share(at.comm_beside_ns, at.comm_ns), share(at.comm_wait_ns, span_ns),
-                       ms(at.copy_ns), share(at.copy_beside_ns, at.copy_ns),
-                       share(at.copy_wait_ns, span_ns));
+    out << fmt::format(
+        "  {:>4}  {}  {:>10.3f}  {:>7}  {:>10.3f}  {:>6}  {:>5}  {:>10.3f}  {:>6}  "
+        "{:>5}\n",
+        executed ? std::to_string(rank.rank) : "", executed ? "executed " : "scheduled",
+        ms(span_ns), share(at.compute_ns, span_ns), ms(at.comm_ns),
+        share(at.comm_beside_ns, at.comm_ns), share(at.comm_wait_ns, span_ns), ms(at.copy_ns),
+        share(at.copy_beside_ns, at.copy_ns), share(at.copy_wait_ns, span_ns));
   }
 }
 

@@ -41,9 +41,8 @@ RankStep rank_step(int rank, int64_t step, int64_t first, int64_t second, int64_
 // Rank 1 issues at 25, rank 0 at 10, 12, 12 and, in a step that something disturbed, at 40; the
 // exchange takes 11 from the later of both.
 std::vector<RankStep> four_steps() {
-  return {rank_step(0, 0, 10, 30, 36), rank_step(1, 0, 25, 30, 36),
-          rank_step(0, 1, 12, 32, 36), rank_step(1, 1, 25, 30, 36),
-          rank_step(0, 2, 40, 60, 51), rank_step(1, 2, 25, 30, 51),
+  return {rank_step(0, 0, 10, 30, 36), rank_step(1, 0, 25, 30, 36), rank_step(0, 1, 12, 32, 36),
+          rank_step(1, 1, 25, 30, 36), rank_step(0, 2, 40, 60, 51), rank_step(1, 2, 25, 30, 51),
           rank_step(0, 3, 12, 32, 36), rank_step(1, 3, 25, 30, 36)};
 }
 
@@ -53,7 +52,8 @@ TEST(StepComparison, EveryStepIsPredictedFromTheMediansOfTheOthers) {
   EXPECT_THAT(all.left_out, ElementsAre());
   EXPECT_EQ(all.steps[0].measured_ns, 37);
   EXPECT_EQ(all.steps[2].measured_ns, 61);
-  // Without any one step the medians are 12, 20, 25, 5, 11 and 1: issued at 12 and 25, over at 36, awaited until 37.
+  // Without any one step the medians are 12, 20, 25, 5, 11 and 1: issued at 12 and 25, over at 36,
+  // awaited until 37.
   for (const StepComparison& at : all.steps) EXPECT_EQ(at.predicted_ns, 37);
   const StepComparison& disturbed = all.steps[2];
   EXPECT_EQ(disturbed.executed[0].events[1].end_ns, 3060);
