@@ -1,4 +1,4 @@
-"""Timelines of traced steps: per rank and track, what was executed and below it what was scheduled."""
+"""Timelines of traced steps: per rank and track, what was executed above what was scheduled."""
 
 import html
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _MAX_RANKS = 8
 _MAX_SPANS = 20_000  # drawn per step; the shortest are left out
 _ROW_PX = 26
 _COLOURS = {"forward": "@save", "backward": "@recompute", "weight gradient": "@quantise",
-            "rebuild": "@other1", "other": "@floor", "wait": "@grid",
+            "rebuild": "@other1", "messages": "@other3", "other": "@floor", "wait": "@grid",
             "communication": "@offload", "copy": "@adaptive"}
 _LINES = {"executed": (-0.16, 12, 1.0), "scheduled": (0.28, 6, 0.6)}  # y, px, opacity
 
@@ -37,7 +37,8 @@ def _pieces(span: Span) -> Iterator[tuple[str, int, int]]:
     """(kind, start, end): waiting is drawn as such."""
     if span.wait_ns:
         yield "wait", span.start_ns, span.start_ns + span.wait_ns
-    yield span.kind, span.start_ns + span.wait_ns, span.end_ns
+    if span.start_ns + span.wait_ns < span.end_ns:
+        yield span.kind, span.start_ns + span.wait_ns, span.end_ns
 
 
 def _label(span: Span, side: str) -> str:
@@ -66,8 +67,8 @@ def _timeline(log: RunLog, index: int, step: dict[str, Any], several: bool) -> F
     span_ns = max([step["measured_ns"], step["predicted_ns"]])
     ranks = [str(rank["rank"]) for rank in step["ranks"]]
     note = (f"{step['measured_ns'] / 1e6:,.1f} ms, {step['predicted_ns'] / 1e6:,.1f} ms predicted "
-            f"({report_steps.off_fraction(step):+.1%}) from median times of the other traced steps. "
-            "Thick: executed; thin below: the same lists as scheduled. Drag to zoom.")
+            f"({report_steps.off_fraction(step):+.1%}) from median times of the other traced "
+            "steps. Thick: executed; thin below: the same lists as scheduled. Drag to zoom.")
     if len(ranks) > _MAX_RANKS:
         note += f" The first {_MAX_RANKS} of {len(ranks)} ranks."
     if left_out:
@@ -89,7 +90,7 @@ def _timeline(log: RunLog, index: int, step: dict[str, Any], several: bool) -> F
 
 
 def _traces(drawn: list[tuple[float, str, Span]], span_ns: int) -> list[dict[str, Any]]:
-    """One line per kind and side, broken between its pieces: fast where thousands of bars are not."""
+    """One line per kind and side, broken between its pieces: thousands of bars would be slow."""
     points: dict[tuple[str, str], tuple[list, list, list]] = {}
     for height, side, span in drawn:
         text = _label(span, side)

@@ -1,4 +1,4 @@
-"""Traced steps of a run (docs/formats.md, Step trace): as executed, and as their lists predict them.
+"""Traced steps of a run (docs/formats.md, Step trace): as executed, and as their lists predict.
 
 The program replays the traces (`bagualu schedule --replay`); here it is asked, and its answer cut
 into what pages draw. Times are ns from the step's first start.
@@ -23,7 +23,8 @@ _TIMEOUT_S = 300  # a replay takes ms; reading hundreds of MB of traces does not
 # What the compute thread does in an action, its waiting aside.
 _KINDS = {"forward": "forward", "forward_end": "forward", "backward": "backward",
           "backward_end": "backward", "input_grad": "backward", "weight_grad": "weight gradient",
-          "recompute": "rebuild", "encode": "rebuild", "decode": "rebuild"}
+          "recompute": "rebuild", "encode": "rebuild", "decode": "rebuild",
+          "post": "messages", "receive": "messages", "send": "messages", "sent": "messages"}
 
 
 @dataclass
