@@ -57,6 +57,15 @@ def test_log_and_summary(train, tmp_path, capfd, monkeypatch):
     assert "step 1/4" not in err  # no progress: not a terminal
 
 
+def test_log_says_which_steps_are_traced_and_drops_traces_of_another_run(train, tmp_path):
+    log, old = tmp_path / "a.jsonl", tmp_path / "a.trace-0.jsonl"
+    old.write_text("of another run")
+    assert train("--steps", 2, "--log", log) == 0
+    assert read_log(log)[0]["trace_step"] is None and not old.exists()
+    assert train("--steps", 2, "--log", log, "--trace-step", "1") == 0
+    assert read_log(log)[0]["trace_step"] == [1]
+
+
 def test_out_of_memory(train, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("FAKE_SPIKE", "2:1.5")
     log, out = tmp_path / "a.jsonl", tmp_path / "out.json"
