@@ -81,6 +81,27 @@ def test_policies_give_the_same_bits_and_static_dies(base, tmp_path):
     assert done.returncode == 1 and "out of memory on rank" in done.stderr
 
 
+def test_traced_steps_of_two_stages_are_replayed(base, tmp_path):
+    from bagualu import report_log, report_steps
+    log = tmp_path / "run.jsonl"
+    succeed(*base, "--model", write_model(tmp_path, **CHANGES | {"layers": 4}), "--nproc", 2,
+            "--pp", 2, "--steps", 4, "--trace-step", "1,2,3", "--log", log)
+    if report_steps.find_program() is None:
+        pytest.skip("no program bagualu was built: make build")
+    traced = report_log.read_logs([log])[0].traced
+    assert traced.note == "" and [step["step"] for step in traced.steps] == [1, 2, 3]
+    for step in traced.steps:
+        # Two micro-batches cross one border each way; the machine's noise bounds no times.
+        for rank in step["ranks"]:
+            messages = [s for s in report_steps.spans(step, rank, "executed")
+                        if s.track == "stages"]
+            assert len(messages) == 4
+        keys = [{t["key"] for t in rank["transfers"] if t["key"].startswith("p2p")}
+                for rank in step["ranks"]]
+        assert keys[0] == keys[1] and len(keys[0]) == 4
+        assert step["predicted_ns"] > 0 and step["measured_ns"] > 0
+
+
 def test_budget_under_the_floor(base, tmp_path):
     done = run(*base, "--model", write_model(tmp_path), "--budget", "100KiB", fake=False)
     assert done.returncode == 3 and "bytes; --budget" in done.stderr
