@@ -17,10 +17,10 @@ int backward_stop(const Graph& backward, int gate, int next_backward) {
   if (gate < 0) return 0;
   int pair = 0;
   for (int i = static_cast<int>(backward.ops.size()) - 1; i >= 0; --i) {
+    if (backward.ops[i].kind != OpKind::kExperts) continue;
     // Behind the issue of combine, so that the experts' backward is left to run beside the forward's
     // dispatch, which nothing else of this layer pair could.
-    if (backward.ops[i].kind != OpKind::kCombine) continue;
-    if (pair++ == gate) return std::min(i, next_backward + 1);
+    if (pair++ == gate) return std::min(i + 1, next_backward + 1);
   }
   return 0;
 }
