@@ -49,7 +49,7 @@ struct MicrobatchReport {
 
 /// What a rank did in one step.
 struct PassesReport {
-  std::vector<MicrobatchReport> microbatches;  ///< in the order in which they ended
+  std::vector<MicrobatchReport> microbatches;  ///< in the order in which they began
   int overlapped_segments = 0;
   int serialised_segments = 0;
   int deferred_passes = 0;
