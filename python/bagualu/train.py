@@ -81,7 +81,7 @@ class Rank:
     def fail(self, error: BaseException) -> int:
         """This rank raised. Returns the exit code."""
         if is_echo(error):
-            self._echo = first_line(error)
+            self._echo = first_line(error).split(" failed: [")[0]  # the backend's own words follow
         if not is_expected(error):
             self.comm.await_cause(_AWAIT_CAUSE_S)
         if not self._ending.acquire(blocking=False):

@@ -2,10 +2,14 @@
 
 import os
 import signal
+import time
 
 import pytest
-from helpers import SMALL, of_type, read_log, run, write_model, write_text
-from test_ranks import launch, losses, ranks_of, steps_logged, wait_for  # noqa: F401
+from helpers import SMALL, of_type, read_log, run, start, write_model, write_text
+from test_ranks import losses, ranks_of, steps_logged, wait_for
+from test_real_runtime import BUILT, succeed
+
+real = pytest.mark.skipif(not BUILT, reason="the C++ module is not built: make build")
 
 
 @pytest.fixture
@@ -19,30 +23,28 @@ def summary(log):
     return of_type(read_log(log), "summary")[-1]
 
 
-def test_checkpoints_cross_layouts(flags, tmp_path, command):
+@real
+def test_checkpoints_cross_layouts(flags, tmp_path):
     whole, again, other, alone = (tmp_path / f"{n}.jsonl" for n in ("w", "again", "other", "alone"))
     stages = ["--nproc", 4, "--pp", 2, "--ep", 2]
-    done = run("train", *flags, *stages, "--steps", 4, "--checkpoint", tmp_path / "ck",
-               "--checkpoint-every", 2, "--log", whole)
-    assert done.returncode == 0, done.stderr
-    assert read_log(whole)[0]["stage_layers"] == [2, 2]
-    assert [r["layers"] for r in read_log(whole)[0]["ranks"]] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert len(summary(whole)["peak_bytes"]) == 4
+    succeed("train", *flags, *stages, "--router-bias-rate", 0.01, "--steps", 4, "--log", whole,
+            "--checkpoint", tmp_path / "ck", "--checkpoint-every", 2)
+    run_record = read_log(whole)[0]
+    assert run_record["stage_layers"] == [2, 2]
+    assert [r["layers"] for r in run_record["ranks"]] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert summary(whole)["peak_bytes"] == summary(whole)["predicted_peak_bytes"]
     folder = tmp_path / "ck" / "step-000002"
-    # layer 0 is dense, the others' experts are on two ranks of each stage
     assert sorted(p.name for p in folder.glob("model-*")) == [
         f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
-    done = run("train", "--resume", folder, *stages, "--log", again)
-    assert done.returncode == 0, done.stderr
+    succeed("train", "--resume", folder, *stages, "--router-bias-rate", 0.01, "--log", again)
     for digest in ("loss_digest", "grad_digest"):
         assert summary(again)[digest] == summary(whole)[digest]
-    done = run("train", "--resume", folder, "--nproc", 2, "--pp", 2, "--pipeline", "zb-h1",
-               "--stages", "1,3", "--log", other)
-    assert done.returncode == 0, done.stderr
-    assert losses(other) == pytest.approx(losses(whole)[2:], rel=1e-6)
-    assert command("train", "--resume", folder, "--log", alone) == 0
-    assert losses(alone) == pytest.approx(losses(whole)[2:], rel=1e-6)
-    assert command("generate", "--checkpoint", folder, "--prompt", "a", "--tokens", 2) == 0
+    succeed("train", "--resume", folder, "--nproc", 2, "--pp", 2, "--pipeline", "zb-h1",
+            "--stages", "1,3", "--log", other)
+    assert losses(other) == pytest.approx(losses(whole)[2:], rel=1e-5)
+    succeed("train", "--resume", folder, "--log", alone)
+    assert losses(alone) == pytest.approx(losses(whole)[2:], rel=1e-5)
+    succeed("generate", "--checkpoint", folder, "--prompt", "a", "--tokens", 2)
 
 
 def test_the_heaviest_stage_says_what_is_missing(flags):
@@ -52,16 +54,21 @@ def test_the_heaviest_stage_says_what_is_missing(flags):
     assert done.stderr.count("\n") == 1 and f"by {2 * 2**20} bytes" in done.stderr
 
 
-def test_who_died_and_who_was_waited_for(flags, tmp_path, launch, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("FAKE_WAIT", "rank 3, 1F0: hidden state")
+@real
+def test_who_died_and_who_was_waited_for(flags, tmp_path):
     log = tmp_path / "a.jsonl"
-    job = launch("train", *flags, "--nproc", 4, "--pp", 2, "--ep", 2, "--steps", 10000,
-                 "--log", log)
-    wait_for(lambda: steps_logged(log) >= 2)
-    os.kill(ranks_of(job)[3], signal.SIGKILL)
-    _, err = job.communicate(timeout=60)
-    assert job.returncode == 1
+    job = start("train", *flags, "--nproc", 4, "--pp", 2, "--ep", 2, "--steps", 1000000, "--log",
+                log, fake=False)
+    try:
+        wait_for(lambda: steps_logged(log) >= 2)
+        os.kill(ranks_of(job)[3], signal.SIGKILL)
+        begin = time.monotonic()
+        _, err = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert time.monotonic() - begin < 60 and job.returncode == 1
     for rank in range(3):
         assert f"rank {rank} stopped: rank 3 (stage 1) died" in err
-    assert err.count("it was waiting: rank 3, 1F0: hidden state") == 3
+    # rank 2 shares experts with it, rank 1 its tokens: one of them always waits for it
+    assert "it was waiting: " in err and "with rank 3" in err
     assert "Traceback" not in err
