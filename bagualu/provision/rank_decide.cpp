@@ -8,14 +8,6 @@
 #include "bagualu/provision/rank_driver_impl.h"
 
 namespace bagualu {
-namespace {
-
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
-}
-
-}  // namespace
-
 bool RankDriver::Impl::deferral_fits(Flight& one) {
   if (backward_fits(one, true)) return true;
   if (!backward_fits(one, false)) run_all_weight_grads();

@@ -15,10 +15,6 @@ std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
   return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
 }
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
-}
-
 // A segment takes milliseconds: what is within 0.2 % or 20 us is good enough. No deadline: equal
 // inputs give equal timelines, and the work of a search is limited as it is.
 SolveOptions segment_options() {

@@ -40,6 +40,11 @@ struct PassSends {
   std::vector<PipelinePass> await;  ///< passes whose output's send is awaited before this pass
 };
 
+/// A backward pass through a stage, split or not; a weight gradient apart is none.
+inline bool is_backward(PassKind kind) {
+  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
+}
+
 /// What a rank is to do in a step.
 struct RankProgram {
   std::vector<PipelinePass> passes;

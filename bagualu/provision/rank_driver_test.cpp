@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <barrier>
 #include <map>
 #include <random>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "bagualu/provision/floor.h"
 #include "bagualu/provision/test_setup.h"
+#include "bagualu/provision/test_votes.h"
 #include "bagualu/provision/verify_timeline.h"
 
 namespace bagualu {
@@ -31,24 +31,6 @@ RankProgram fused_program(int microbatches, PassKind backward = PassKind::kBackw
   for (size_t k = 1; k + 1 < program.passes.size(); k += 2) program.fused[k] = true;
   return program;
 }
-
-/// All flags of a group at one vote; ranks are threads.
-class Votes {
- public:
-  explicit Votes(int ranks) : flags_(static_cast<size_t>(ranks)), barrier_(ranks) {}
-  bool agree(int rank, bool mine) {
-    flags_[static_cast<size_t>(rank)] = mine;
-    barrier_.arrive_and_wait();
-    bool all = true;
-    for (const char flag : flags_) all = all && flag != 0;
-    barrier_.arrive_and_wait();
-    return all;
-  }
-
- private:
-  std::vector<char> flags_;
-  std::barrier<> barrier_;
-};
 
 /// Keeps every flight's own actions, and the order in which communication is issued.
 class RecordingHost final : public RankHost {

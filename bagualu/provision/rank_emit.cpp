@@ -12,10 +12,6 @@ std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
   return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
 }
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
-}
-
 bool receives(const Graph& graph, PassKind kind) {
   if (kind == PassKind::kForward) return graph.ops.front().kind == OpKind::kStageRecv;
   return is_backward(kind) && graph.ops.back().kind == OpKind::kStageSend;

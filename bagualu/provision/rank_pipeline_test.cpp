@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -18,6 +17,7 @@
 #include "bagualu/provision/floor.h"
 #include "bagualu/provision/rank_program.h"
 #include "bagualu/provision/test_setup.h"
+#include "bagualu/provision/test_votes.h"
 #include "bagualu/provision/verify_timeline.h"
 
 namespace bagualu {
@@ -53,24 +53,6 @@ class Network {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Key, Halves> messages_;
-};
-
-/// One vote after the other of an expert group.
-class Votes {
- public:
-  explicit Votes(int ranks) : flags_(static_cast<size_t>(ranks)), barrier_(ranks) {}
-  bool agree(int rank, bool mine) {
-    flags_[static_cast<size_t>(rank)] = mine;
-    barrier_.arrive_and_wait();
-    bool all = true;
-    for (const char flag : flags_) all = all && flag != 0;
-    barrier_.arrive_and_wait();
-    return all;
-  }
-
- private:
-  std::vector<char> flags_;
-  std::barrier<> barrier_;
 };
 
 struct PipelineCase {

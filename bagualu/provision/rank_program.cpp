@@ -7,10 +7,6 @@
 namespace bagualu {
 namespace {
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kInputGrad;
-}
-
 bool is_fused(const RankProgram& program, size_t pass) {
   return pass < program.fused.size() && program.fused[pass];
 }

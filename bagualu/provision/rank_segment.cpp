@@ -18,8 +18,8 @@ int backward_stop(const Graph& backward, int gate, int next_backward) {
   int pair = 0;
   for (int i = static_cast<int>(backward.ops.size()) - 1; i >= 0; --i) {
     if (backward.ops[i].kind != OpKind::kExperts) continue;
-    // Behind the issue of combine, so that the experts' backward is left to run beside the forward's
-    // dispatch, which nothing else of this layer pair could.
+    // Behind the issue of combine, so that the experts' backward is left to run beside the
+    // forward's dispatch, which nothing else of this layer pair could.
     if (pair++ == gate) return std::min(i + 1, next_backward + 1);
   }
   return 0;
