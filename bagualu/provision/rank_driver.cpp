@@ -345,10 +345,6 @@ RankRun RankDriver::run(const RankProgram& program) { return impl_->run(program)
 
 const Plan& RankDriver::plan_of(int slot) const { return impl_->flight_of(slot).plan; }
 
-const RankStage& RankDriver::stage_of(int slot) const {
-  return impl_->stage(impl_->flight_of(slot));
-}
-
 const MemoryReplay& RankDriver::memory() const { return impl_->memory(); }
 
 }  // namespace bagualu

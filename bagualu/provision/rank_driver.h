@@ -139,7 +139,6 @@ class RankDriver {
   RankRun run(const RankProgram& program);
 
   const Plan& plan_of(int slot) const;
-  const RankStage& stage_of(int slot) const;
   /// Live bytes after everything that was handed out.
   const MemoryReplay& memory() const;
 
