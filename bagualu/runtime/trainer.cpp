@@ -136,17 +136,34 @@ BudgetBelowFloor::BudgetBelowFloor(int64_t budget_bytes, int64_t floor_bytes,
       budget_bytes(budget_bytes),
       floor_bytes(floor_bytes) {}
 
+StepTimes times_of(const RankStep& step) {
+  StepTimes times;
+  times.overlap = step_overlap(step);
+  for (const StepEvent& event : step.events) {
+    const bool between_stages =
+        event.action == StepAction::kReceive || event.action == StepAction::kSent;
+    if (between_stages && !event.awaits.empty()) times.p2p_wait_ns += event.end_ns - event.start_ns;
+  }
+  const StepOverlap& all = times.overlap;
+  times.bubble_ns = std::max<int64_t>(
+      0, step.end_ns - step.start_ns - all.compute_ns - all.comm_wait_ns - all.copy_wait_ns);
+  times.overlap.comm_wait_ns -= times.p2p_wait_ns;
+  return times;
+}
+
 // Samples and the trace of one step, which an exception must not leave recording into a report that
 // is gone.
 class Trainer::Watch final : public ExecutorObserver {
  public:
   Watch(Trainer& trainer, const StepInput& input, StepReport& report)
       : trainer_(trainer), report_(report), samples_(input.want_memory), begin_ns_(now_ns()) {
-    if (!input.trace_path.empty()) {
-      if (trainer.trace_path_ != input.trace_path) {
-        trainer.trace_writer_ = std::make_unique<StepTraceWriter>(input.trace_path);
-        trainer.trace_path_ = input.trace_path;
-      }
+    traced_ = !input.trace_path.empty();
+    if (traced_ && trainer.trace_path_ != input.trace_path) {
+      trainer.trace_writer_ = std::make_unique<StepTraceWriter>(input.trace_path);
+      trainer.trace_path_ = input.trace_path;
+    }
+    const TrainerOptions& options = trainer.options_;
+    if (traced_ || options.overlap || options.layout.stage_count() > 1) {
       const int64_t rank = trainer.options_.rank;
       recorder_ = std::make_unique<StepRecorder>(
           trainer.executor_, trainer.transfers_, static_cast<int>(rank),
@@ -182,7 +199,10 @@ class Trainer::Watch final : public ExecutorObserver {
   }
 
   void finish() {
-    if (recorder_) trainer_.trace_writer_->write(recorder_->take());
+    if (!recorder_) return;
+    const RankStep step = recorder_->take();
+    report_.times = times_of(step);
+    if (traced_) trainer_.trace_writer_->write(step);
   }
 
   void on_action(const StageAction& action, int64_t, int64_t end_ns) override {
@@ -195,6 +215,7 @@ class Trainer::Watch final : public ExecutorObserver {
   StepReport& report_;
   const bool samples_;
   const int64_t begin_ns_;
+  bool traced_ = false;
   std::unique_ptr<StepRecorder> recorder_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,10 +48,18 @@ struct MemorySample {
   std::string action;
 };
 
+/// Where the time of a rank's step went. Units: ns
+struct StepTimes {
+  StepOverlap overlap;      ///< its comm_wait_ns without p2p_wait_ns
+  int64_t p2p_wait_ns = 0;  ///< for another stage's messages
+  int64_t bubble_ns = 0;    ///< neither computing nor waiting for a transfer
+};
+
 struct StepReport {
   PassesReport passes;            ///< micro-batches by stage and number
   std::vector<double> imbalance;  ///< by layer of the model, rows summed over the micro-batches
   std::vector<MemorySample> memory;
+  std::optional<StepTimes> times;  ///< with pairs of passes, several stages, or a trace
   double loss = 0.0, aux_loss = 0.0, z_loss = 0.0;  ///< means over all ranks
   double grad_norm = 0.0;
   bool stop = false;  ///< some rank asked to stop

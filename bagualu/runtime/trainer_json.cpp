@@ -121,6 +121,24 @@ void append_units(const TrainerStage& stage, Json& units) {
   }
 }
 
+void append_times(const StepReport& report, Json& step) {
+  if (!report.times) return;
+  const StepOverlap& overlap = report.times->overlap;
+  step["overlapped_segments"] = report.passes.overlapped_segments;
+  step["serialised_segments"] = report.passes.serialised_segments;
+  step["deferred_passes"] = report.passes.deferred_passes;
+  step["undeferred_passes"] = report.passes.undeferred_passes;
+  step["compute_ns"] = overlap.compute_ns;
+  step["comm_ns"] = overlap.comm_ns;
+  step["comm_beside_ns"] = overlap.comm_beside_ns;
+  step["comm_wait_ns"] = overlap.comm_wait_ns;
+  step["copy_ns"] = overlap.copy_ns;
+  step["copy_beside_ns"] = overlap.copy_beside_ns;
+  step["copy_wait_ns"] = overlap.copy_wait_ns;
+  step["p2p_wait_ns"] = report.times->p2p_wait_ns;
+  step["bubble_ns"] = report.times->bubble_ns;
+}
+
 }  // namespace
 
 void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOptions& options,
@@ -175,32 +193,34 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
       memory.push_back({sample.at_ns, sample.live_bytes, sample.action});
     }
   }
-  return {{"rank", trainer.options().rank},
-          {"peak_bytes", report.measured_peak_bytes},
-          {"predicted_peak_bytes", report.predicted_peak_bytes},
-          {"microbatch_peaks", peaks},
-          {"unaccounted_bytes", unaccounted},
-          {"end_bytes", report.end_bytes},
-          {"host_end_bytes", report.host_end_bytes},
-          {"host_peak_bytes", host_peak},
-          {"rows", most_rows(trainer, report)},
-          {"residencies", residency_counts(trainer, report)},
-          {"bytes_recomputed", recomputed},
-          {"bytes_offloaded", offloaded},
-          {"bytes_encoded", encoded},
-          {"wait_ns", wait_ns},
-          {"decision_ns", decision_ns},
-          {"cache_hits", cache_hits},
-          {"comm_ns", report.comm_ns},
-          {"loss", report.loss},
-          {"aux_loss", report.aux_loss},
-          {"z_loss", report.z_loss},
-          {"grad_norm", report.grad_norm},
-          {"imbalance", report.imbalance},
-          {"mitigations", mitigations(trainer, report)},
-          {"stop", report.stop},
-          {"repeated", report.repeated},
-          {"memory", memory}};
+  Json step = {{"rank", trainer.options().rank},
+               {"peak_bytes", report.measured_peak_bytes},
+               {"predicted_peak_bytes", report.predicted_peak_bytes},
+               {"microbatch_peaks", peaks},
+               {"unaccounted_bytes", unaccounted},
+               {"end_bytes", report.end_bytes},
+               {"host_end_bytes", report.host_end_bytes},
+               {"host_peak_bytes", host_peak},
+               {"rows", most_rows(trainer, report)},
+               {"residencies", residency_counts(trainer, report)},
+               {"bytes_recomputed", recomputed},
+               {"bytes_offloaded", offloaded},
+               {"bytes_encoded", encoded},
+               {"wait_ns", wait_ns},
+               {"decision_ns", decision_ns},
+               {"cache_hits", cache_hits},
+               {"comm_ns", report.comm_ns},
+               {"loss", report.loss},
+               {"aux_loss", report.aux_loss},
+               {"z_loss", report.z_loss},
+               {"grad_norm", report.grad_norm},
+               {"imbalance", report.imbalance},
+               {"mitigations", mitigations(trainer, report)},
+               {"stop", report.stop},
+               {"repeated", report.repeated},
+               {"memory", memory}};
+  append_times(report, step);
+  return step;
 }
 
 Json units_to_json(const Trainer& trainer) {
