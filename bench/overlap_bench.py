@@ -123,6 +123,10 @@ class Bench:
                 medians[overlap].append(float(np.median([s["step_ns"] for s in steps])) / 1e6)
                 seen[overlap].append(figures)
                 losses.append([step["loss"] for step in steps])
+                print(f"{shape}, overlap {overlap}: {medians[overlap][-1]:.0f} ms, beside compute "
+                      f"{hidden([figures], 'comm')}, waited / compute "
+                      f"{share([figures], 'comm_wait_ns', 'compute_ns')}", file=sys.stderr,
+                      flush=True)
         assert all(loss == losses[0] for loss in losses), "overlap changed the losses"
         by_pair = [off / on for on, off in zip(medians["on"], medians["off"], strict=True)]
         return {"value": round(float(np.median(medians["off"]) / np.median(medians["on"])), 3),
@@ -158,7 +162,7 @@ def gains(bench: Bench, shape: Shape) -> None:
     link = bench.slow_link(shape)
     slow = bench.turns(shape, link)
     about = {"shape": str(shape), "steps": bench.steps - 1, "pairs": bench.pairs}
-    fast = bench.turns(shape, []) if bench.pairs > 1 else None
+    fast = bench.turns(shape, [])
     show("overlap_gain", slow.pop("value"), **about, slow_link=link[1], **slow, without_delay=fast)
     show("overlap_hidden", slow["hidden"]["on"], **about, slow_link=link[1])
 
@@ -199,17 +203,17 @@ def prediction(bench: Bench, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--quick", action="store_true", help="one pair at PP 1 x EP 2")
+    length.add_argument("--quick", action="store_true", help="nothing: it takes minutes")
     length.add_argument("--full", action="store_true")
     parser.add_argument("--steps", type=int, default=6, help="of a run")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--predicted", type=int, default=30, help="steps")
     parser.add_argument("--only", choices=("gain12", "gain22", "offload", "prediction"))
     args = parser.parse_args()
+    if args.quick:
+        print("overlap_bench.py: takes minutes, so with --full only", file=sys.stderr)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        if args.quick:
-            gains(Bench(Path(folder), steps=4, pairs=1), Shape(1, 2))
-            return
         bench = Bench(Path(folder), args.steps, args.pairs)
         parts = {"gain12": lambda: gains(bench, Shape(1, 2)),
                  "gain22": lambda: gains(bench, Shape(2, 2)),
