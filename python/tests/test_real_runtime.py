@@ -64,7 +64,7 @@ def test_layouts_agree_without_dropout(base, tmp_path):
 
 def test_policies_give_the_same_bits_and_static_dies(base, tmp_path):
     argv = [*base, "--model", write_model(tmp_path, **CHANGES), "--nproc", 2, "--ep", 2,
-            "--micro-batch-size", 4, "--steps", 3]
+            "--micro-batch-size", 4, "--steps", 3, "--overlap", "off"]
     spike = ["--spike", "step=1,layers=1-2,factor=2"]
     floor = json.loads(succeed(*argv, "--dry-run").stdout)["floor"]
     budget = ["--budget", (floor["floor_bytes"] + floor["worst_save_all_bytes"]) // 2]
