@@ -27,7 +27,8 @@ def job(tmp_path_factory):
     """Arguments of a job on two ranks, and a budget between its calm peak and its spike's."""
     folder = tmp_path_factory.mktemp("spikes")
     argv = ["train", "--data", write_text(folder), "--model", write_model(folder, **CHANGES),
-            "--nproc", 2, "--ep", 2, "--seq", 32, "--micro-batch-size", 4, "--micro-batches", 2,
+            "--nproc", 2, "--ep", 2, "--overlap", "off", "--seq", 32,
+            "--micro-batch-size", 4, "--micro-batches", 2,
             "--steps", STEPS, "--lr", 0]
     probe = folder / "probe.jsonl"
     done = run(*argv, "--steps", STEPS, "--log", probe, fake=False)
