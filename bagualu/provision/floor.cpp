@@ -47,7 +47,7 @@ Plan survival_plan(const Graph& graph) {
 
 Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flight) {
   BGL_CHECK(in_flight >= 1, in_flight);
-  const std::vector<LayerLoad> loads(static_cast<size_t>(graph.layers), worst_case);
+  const std::vector<LayerLoad> loads = every_layer(graph, worst_case);
   const Plan plan = survival_plan(graph);
   const Timeline timeline = build_timeline(graph, plan);
   const MemoryTable table = memory_table(graph, loads);
@@ -62,6 +62,10 @@ Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flig
     floor.at.pop_back();  // the line's end
   }
   return floor;
+}
+
+std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
+  return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
 }
 
 LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, double factor) {
@@ -112,7 +116,7 @@ DrivenMicrobatch drive_microbatch(const ProvisionContext& context, Policy& polic
 double largest_surviving_factor(std::string_view policy_name, const ProvisionContext& context,
                                 const PolicyOptions& options) {
   const auto survives = [&](const LayerLoad& load) {
-    const std::vector<LayerLoad> loads(static_cast<size_t>(context.graph->layers), load);
+    const std::vector<LayerLoad> loads = every_layer(*context.graph, load);
     const auto policy = make_policy(policy_name, context, options);
     return fits(context, drive_microbatch(context, *policy, loads).memory);
   };
@@ -137,7 +141,7 @@ double largest_surviving_factor(const Plan& plan, const ProvisionContext& contex
   BGL_CHECK(plan.residency.size() == graph.units.size(), plan.residency.size());
   const Timeline timeline = build_timeline(graph, plan);
   return bisect_factor(context, [&](const LayerLoad& load) {
-    const std::vector<LayerLoad> loads(static_cast<size_t>(graph.layers), load);
+    const std::vector<LayerLoad> loads = every_layer(graph, load);
     MemoryReplay replay;
     replay_memory(graph, plan, memory_table(graph, loads), timeline, 0, replay);
     return fits(context, replay);

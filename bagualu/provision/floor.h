@@ -27,6 +27,9 @@ Floor compute_floor(const Graph& graph, const LayerLoad& worst_case, int in_flig
 /// `factor` times the balanced load, rounded up and cut off at the worst case.
 LayerLoad scaled_load(const LayerLoad& balanced, const LayerLoad& worst_case, double factor);
 
+/// One load for every layer of a graph.
+std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load);
+
 /// What a driver tells a policy at gate `gate` (-1: before the first op): the layer's real load is
 /// known from now on.
 /// Units:   load_imbalance = rows / balanced.rows

@@ -5,8 +5,22 @@
 namespace bagualu {
 namespace {
 
-// Live now; what only a gradient or an unsaved output held is gone at the end of forward.
-MemoryReplay held_by(const Graph& graph, const MicrobatchState& state, const MemoryTable& table) {
+void add_backward(const Graph& graph, const Plan& plan, const MemoryTable& table,
+                  MicrobatchState& state, MemoryReplay& replay, MicrobatchBytes& bytes) {
+  bytes.rest_bytes = replay.live_bytes;
+  bytes.host_rest_bytes = replay.host_live_bytes;
+  replay.peak_bytes = replay.live_bytes;
+  Timeline timeline;
+  append_backward(graph, plan, state, timeline);
+  replay_memory(graph, plan, table, timeline, 0, replay);
+  bytes.backward_peak_bytes = replay.peak_bytes;
+  bytes.host_peak_bytes = replay.host_peak_bytes;
+}
+
+}  // namespace
+
+MemoryReplay held_bytes(const Graph& graph, const MicrobatchState& state,
+                        const MemoryTable& table) {
   MemoryReplay held;
   for (size_t s = 0; s < graph.storages.size(); ++s) {
     switch (state.storage[s]) {
@@ -31,20 +45,6 @@ MemoryReplay held_by(const Graph& graph, const MicrobatchState& state, const Mem
   return held;
 }
 
-void add_backward(const Graph& graph, const Plan& plan, const MemoryTable& table,
-                  MicrobatchState& state, MemoryReplay& replay, MicrobatchBytes& bytes) {
-  bytes.rest_bytes = replay.live_bytes;
-  bytes.host_rest_bytes = replay.host_live_bytes;
-  replay.peak_bytes = replay.live_bytes;
-  Timeline timeline;
-  append_backward(graph, plan, state, timeline);
-  replay_memory(graph, plan, table, timeline, 0, replay);
-  bytes.backward_peak_bytes = replay.peak_bytes;
-  bytes.host_peak_bytes = replay.host_peak_bytes;
-}
-
-}  // namespace
-
 MicrobatchBytes microbatch_bytes(const Graph& graph, const Plan& plan, const MemoryTable& table) {
   MicrobatchState state = initial_state(graph);
   Timeline timeline;
@@ -64,7 +64,7 @@ MicrobatchBytes resting_microbatch_bytes(const Graph& graph, const MicrobatchSta
   MicrobatchState after = state;
   Timeline timeline;
   append_demotions(graph, plan, after, timeline);
-  MemoryReplay replay = held_by(graph, state, table);
+  MemoryReplay replay = held_bytes(graph, state, table);
   replay.host_peak_bytes = replay.host_live_bytes;
   replay_memory(graph, plan, table, timeline, 0, replay);
   MicrobatchBytes bytes;

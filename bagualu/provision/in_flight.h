@@ -18,6 +18,9 @@ struct MicrobatchBytes {
   bool operator==(const MicrobatchBytes&) const = default;
 };
 
+/// Device and host bytes that a micro-batch in this state holds; no peaks.
+MemoryReplay held_bytes(const Graph& graph, const MicrobatchState& state, const MemoryTable& table);
+
 /// Of a micro-batch that runs under one plan from its start to its end.
 MicrobatchBytes microbatch_bytes(const Graph& graph, const Plan& plan, const MemoryTable& table);
 

@@ -8,10 +8,6 @@
 namespace bagualu {
 namespace {
 
-std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
-  return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
-}
-
 // What only returns bytes is no peak of the point that follows: between the first and the last of a
 // row of frees, storages seem to be live there that are not.
 bool takes_bytes(ActionKind kind) {

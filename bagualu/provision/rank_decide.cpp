@@ -8,6 +8,7 @@
 #include "bagualu/provision/rank_driver_impl.h"
 
 namespace bagualu {
+
 bool RankDriver::Impl::deferral_fits(Flight& one) {
   if (backward_fits(one, true)) return true;
   if (!backward_fits(one, false)) run_all_weight_grads();
@@ -15,19 +16,21 @@ bool RankDriver::Impl::deferral_fits(Flight& one) {
 }
 
 bool RankDriver::Impl::backward_fits(const Flight& one, bool defer) const {
-  MicrobatchState state = one.state;
-  MemoryReplay memory = memory_.total();
-  return backward_fits(one, state, defer, memory);
+  return backward_fits(one, one.state, defer, memory_.now());
 }
 
-bool RankDriver::Impl::backward_fits(const Flight& one, MicrobatchState& state, bool defer,
-                                     MemoryReplay& memory) const {
-  memory.peak_bytes = memory.live_bytes;
-  memory.host_peak_bytes = memory.host_live_bytes;
+bool RankDriver::Impl::backward_fits(const Flight& one, MicrobatchState state, bool defer,
+                                     MemoryReplay memory) const {
+  replay_memory(graph(one), one.plan, one.table, rest_of_backward(one, std::move(state), defer), 0,
+                memory);
+  return fits(memory);
+}
+
+Timeline RankDriver::Impl::rest_of_backward(const Flight& one, MicrobatchState state,
+                                            bool defer) const {
   Timeline rest;
   while (!state.backward_done()) append_backward_op(graph(one), one.plan, defer, state, rest);
-  replay_memory(graph(one), one.plan, one.table, rest, 0, memory);
-  return fits(memory);
+  return rest;
 }
 
 void RankDriver::Impl::run_all_weight_grads() {
@@ -53,9 +56,8 @@ std::vector<int> RankDriver::Impl::resting_with_drains() const {
 
 // The micro-batch whose backward comes next, if something of its first layer is on the host.
 Flight* RankDriver::Impl::next_to_reload() {
-  const auto fused = [this](size_t p) { return p < program_->fused.size() && program_->fused[p]; };
-  const size_t next = pass_ + (fused(pass_) ? 2 : 1);
-  for (size_t p = next; p < std::min(program_->passes.size(), next + (fused(next) ? 2 : 1)); ++p) {
+  const size_t next = program_->after(pass_);
+  for (size_t p = next; p < std::min(program_->passes.size(), program_->after(next)); ++p) {
     if (!is_backward(program_->passes[p].kind)) continue;
     Flight* one = find(program_->passes[p]);
     if (one == nullptr || one->phase != Phase::kResting || !one->plan.prefetch ||
@@ -77,14 +79,13 @@ void RankDriver::Impl::prefetch_next(const std::function<void(MemoryReplay&)>& r
   Timeline reloads;
   append_prefetch(graph(*next), next->plan, state, reloads);
   if (reloads.empty()) return;
-  MemoryReplay memory = memory_.total();
-  memory.peak_bytes = memory.live_bytes;
+  MemoryReplay memory = memory_.now();
   replay_memory(graph(*next), next->plan, next->table, reloads, 0, memory);
   rest_of_pass(memory);
   if (!fits(memory)) return;
   MemoryReplay beside = memory;
   beside.peak_bytes = beside.live_bytes + least_forward_bytes_[static_cast<size_t>(next->stage)];
-  if (!fits(beside) || !backward_fits(*next, state, /*defer=*/false, memory)) return;
+  if (!fits(beside) || !backward_fits(*next, std::move(state), /*defer=*/false, memory)) return;
   append_prefetch(graph(*next), next->plan, next->state, timeline_);
   emit(*next);
   settle(*next);
@@ -159,7 +160,7 @@ void RankDriver::Impl::describe_others(const Flight& one, const Flight* partner,
     input.least_resting_bytes += other.least.rest_bytes;
   }
   if (partner != nullptr && partner->phase == Phase::kBackward && partner->stage == one.stage) {
-    const int64_t held = partner_bytes(*partner);
+    const int64_t held = held_bytes(graph(*partner), partner->state, partner->table).live_bytes;
     input.resting_bytes += held;
     input.least_resting_bytes += held;
   }
@@ -175,27 +176,14 @@ int64_t RankDriver::Impl::posted_bytes(const Flight& one) const {
   return bytes;
 }
 
-int64_t RankDriver::Impl::partner_bytes(const Flight& partner) const {
-  int64_t bytes = 0;
-  for (size_t s = 0; s < partner.state.storage.size(); ++s) {
-    const StorageFate fate = partner.state.storage[s];
-    if (fate == StorageFate::kLive || fate == StorageFate::kReloading ||
-        fate == StorageFate::kDraining) {
-      bytes += partner.table.storage_bytes[s];
-    }
-  }
-  return bytes;
-}
-
 void RankDriver::Impl::look_ahead(const Flight& one, const Flight* partner,
                                   GateInput& input) const {
   const int stage = stages_[static_cast<size_t>(one.stage)].stage;
   if (partner != nullptr && partner->stage == one.stage && partner->phase == Phase::kResting) {
     input.ahead.push_back(PassKind::kBackward);
   }
-  const bool fused = pass_ < program_->fused.size() && program_->fused[pass_];
   int64_t later = 0;
-  for (size_t p = pass_ + (fused ? 2 : 1); p < program_->passes.size(); ++p) {
+  for (size_t p = program_->after(pass_); p < program_->passes.size(); ++p) {
     const PipelinePass& pass = program_->passes[p];
     if (pass.stage != stage || pass.kind == PassKind::kWeightGrad) continue;
     if (pass.kind != PassKind::kForward && !is_backward(pass.kind)) continue;
@@ -208,20 +196,20 @@ void RankDriver::Impl::look_ahead(const Flight& one, const Flight* partner,
   input.least_backward_resting_bytes = later * least_rest_bytes_[at];
 }
 
-void RankDriver::Impl::record(RankDecision made) {
+void RankDriver::Impl::record(const Flight& one, RankDecision made) {
+  const Decision& decision = made.decision;
+  RankFlight& outcome = run_.flights[static_cast<size_t>(one.record)];
+  outcome.exposed_ns = decision.resting_plans.empty()
+                           ? decision.exposed_ns
+                           : plan_cost_ns(*stage(one).context, one.loads, one.state, decision.plan);
+  outcome.repeat_step = outcome.repeat_step || decision.repeat_step;
   made.peak_bytes = memory_.total().live_bytes;
   run_.decisions.push_back(std::move(made));
 }
 
 void RankDriver::Impl::apply(Flight& one, RankDecision made) {
-  record(made);
+  record(one, made);
   const Decision& decision = made.decision;
-  const ProvisionContext& context = *stage(one).context;
-  RankFlight& outcome = run_.flights[static_cast<size_t>(one.record)];
-  outcome.exposed_ns = decision.resting_plans.empty()
-                           ? decision.exposed_ns
-                           : plan_cost_ns(context, one.loads, one.state, decision.plan);
-  outcome.repeat_step = outcome.repeat_step || decision.repeat_step;
   size_t next = 0;
   for (Flight& other : flights_) {
     if (next >= decision.resting_plans.size()) break;

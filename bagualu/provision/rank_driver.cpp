@@ -11,10 +11,6 @@
 namespace bagualu {
 namespace {
 
-std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
-  return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
-}
-
 // A segment takes milliseconds: what is within 0.2 % or 20 us is good enough. No deadline: equal
 // inputs give equal timelines, and the work of a search is limited as it is.
 SolveOptions segment_options() {
@@ -49,17 +45,19 @@ RankRun RankDriver::Impl::run(const RankProgram& program) {
   actions_.clear();
   memory_.reset();
   for (pass_ = 0; pass_ < program.passes.size();) {
-    const bool fused = pass_ < program.fused.size() && program.fused[pass_];
+    const bool fused = program.is_fused(pass_);
+    const PipelinePass& pass = program.passes[pass_];
+    const PipelinePass* beside = fused ? &program.passes[pass_ + 1] : nullptr;
     memory_.begin_peak();
-    host_.begin_pass(program.passes[pass_], fused ? &program.passes[pass_ + 1] : nullptr);
+    host_.begin_pass(pass, beside);
     prepare(pass_);
     drain_later_ = resting_with_drains();
     fused ? pair() : single();
     drain_what_rested();
     flush();
-    host_.end_pass(program.passes[pass_], fused ? &program.passes[pass_ + 1] : nullptr);
-    note_peak(fused);
-    pass_ += fused ? 2 : 1;
+    host_.end_pass(pass, beside);
+    note_peak();
+    pass_ = program.after(pass_);
     if (options_.stop_at_death && !run_.deaths.empty()) break;
   }
   if (run_.deaths.empty() || !options_.stop_at_death) finish();
@@ -93,11 +91,7 @@ void RankDriver::Impl::single() {
       ++(defer ? run_.deferred_passes : run_.undeferred_passes);
     }
     prefetch_next([&](MemoryReplay& memory) {
-      MicrobatchState state = one.state;
-      Timeline rest;
-      while (!state.backward_done()) {
-        append_backward_op(graph(one), one.plan, defer, state, rest);
-      }
+      const Timeline rest = rest_of_backward(one, one.state, defer);
       replay_memory(graph(one), one.plan, one.table, rest, 0, memory);
     });
     run_backward(one, defer);
@@ -258,9 +252,7 @@ void RankDriver::Impl::run_weight_grads(Flight& one) {
 
 void RankDriver::Impl::add_older_first(const Flight& one, bool defer) {
   if (!weight_grads_wait()) return;
-  MicrobatchState state = one.state;
-  Timeline rest;
-  while (!state.backward_done()) append_backward_op(graph(one), one.plan, defer, state, rest);
+  const Timeline rest = rest_of_backward(one, one.state, defer);
   const auto adds_itself = [&](int op) {
     return std::find(rest.begin(), rest.end(), Action{ActionKind::kBackward, op}) != rest.end();
   };
@@ -294,18 +286,14 @@ bool RankDriver::Impl::advance_both(Flight& one, RankDecision& made,
   }
   begin_backward(backward_pass);
   add_older_first(beside, weight_grads == WeightGrads::kLeave);
-  record(std::move(made));
-  RankFlight& outcome = run_.flights[static_cast<size_t>(one.record)];
-  outcome.exposed_ns = run_.decisions.back().decision.exposed_ns;
-  outcome.repeat_step = outcome.repeat_step || run_.decisions.back().decision.repeat_step;
+  record(one, std::move(made));
   one.plan = std::move(plan);
   if (segment.gate < 0) {
     prefetch_next(
         [&](MemoryReplay& memory) { replay_segment(one, one.plan, beside, segment, memory); });
   }
   for (const StageAction& action : segment.actions) {
-    timeline_ = {action.action};
-    emit(action.slot == one.slot ? one : beside);
+    hand_out(action.slot == one.slot ? one : beside, action.action);
   }
   one.state = std::move(segment.forward);
   beside.state = std::move(segment.backward);
@@ -327,13 +315,9 @@ void RankDriver::Impl::replay_segment(const Flight& one, const Plan& plan, const
 
 bool RankDriver::Impl::segment_fits(const Flight& one, const Plan& plan, const Flight& beside,
                                     const OverlappedSegment& segment) const {
-  MemoryReplay memory = memory_.total();
-  memory.peak_bytes = memory.live_bytes;
-  memory.host_peak_bytes = memory.host_live_bytes;
+  MemoryReplay memory = memory_.now();
   replay_segment(one, plan, beside, segment, memory);
-  if (!fits(memory)) return false;
-  MicrobatchState rest = segment.backward;
-  return backward_fits(beside, rest, /*defer=*/false, memory);
+  return fits(memory) && backward_fits(beside, segment.backward, /*defer=*/false, memory);
 }
 
 RankDriver::RankDriver(std::vector<RankStage> stages, const RankOptions& options, RankHost& host)

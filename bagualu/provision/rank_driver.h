@@ -54,6 +54,10 @@ struct RankProgram {
   /// By pass, and one more for the end of the step. May be empty: receives are posted when they are
   /// needed and sends awaited when the pass is over.
   std::vector<PassSends> sends;
+
+  bool is_fused(size_t pass) const { return pass < fused.size() && fused[pass]; }
+  /// The pass behind this one, or behind the pair that begins with it.
+  size_t after(size_t pass) const { return pass + (is_fused(pass) ? 2 : 1); }
 };
 
 struct GateCounts {

@@ -37,9 +37,10 @@ class RankDriver::Impl {
   // ---- what is emitted (rank_emit.cpp) ----
   // Replays what was appended to timeline_ for this flight, and keeps it for the host.
   void emit(const Flight& one);
+  void hand_out(const Flight& one, const Action& action);
   void flush();
   bool fits(const MemoryReplay& memory) const;
-  void note_peak(bool fused);
+  void note_peak();
 
   // ---- neighbours (rank_emit.cpp) ----
   // Receives to be posted and sends to be awaited before a pass.
@@ -83,8 +84,9 @@ class RankDriver::Impl {
   // computed first if the backward would not even fit whole.
   bool deferral_fits(Flight& one);
   bool backward_fits(const Flight& one, bool defer) const;
-  bool backward_fits(const Flight& one, MicrobatchState& state, bool defer,
-                     MemoryReplay& memory) const;
+  bool backward_fits(const Flight& one, MicrobatchState state, bool defer,
+                     MemoryReplay memory) const;
+  Timeline rest_of_backward(const Flight& one, MicrobatchState state, bool defer) const;
   void run_all_weight_grads();
   bool weight_grads_wait() const;
   std::vector<int> resting_with_drains() const;
@@ -100,10 +102,9 @@ class RankDriver::Impl {
   // demoted; it is gone before this micro-batch's own backward.
   void describe_others(const Flight& one, const Flight* partner, GateInput& input) const;
   int64_t posted_bytes(const Flight& one) const;
-  int64_t partner_bytes(const Flight& partner) const;
   // The stage's passes up to the backward of this micro-batch, and who is in flight then.
   void look_ahead(const Flight& one, const Flight* partner, GateInput& input) const;
-  void record(RankDecision made);
+  void record(const Flight& one, RankDecision made);
   void apply(Flight& one, RankDecision made);
   void demote(Flight& resting, Plan plan);
 

@@ -3,14 +3,11 @@
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/provision/floor.h"
 #include "bagualu/provision/rank_driver_impl.h"
 
 namespace bagualu {
 namespace {
-
-std::vector<LayerLoad> every_layer(const Graph& graph, const LayerLoad& load) {
-  return std::vector<LayerLoad>(static_cast<size_t>(graph.layers), load);
-}
 
 bool receives(const Graph& graph, PassKind kind) {
   if (kind == PassKind::kForward) return graph.ops.front().kind == OpKind::kStageRecv;
@@ -76,18 +73,20 @@ void RankDriver::Impl::close_if_over(Flight& one) {
   const int slot = one.slot;
   const auto mine = [slot](const Flight& other) { return other.slot == slot; };
   host_.close(slot);
-  flights_.erase(std::find_if(flights_.begin(), flights_.end(), mine));
+  flights_.remove_if(mine);
 }
 
 void RankDriver::Impl::emit(const Flight& one) {
-  for (const Action& action : timeline_) {
-    const int64_t high = memory_.step(one.stage, graph(one), one.plan, one.table, action);
-    actions_.push_back({one.slot, action});
-    if (run_.decisions.empty()) continue;
-    int64_t& peak = run_.decisions.back().peak_bytes;
-    peak = std::max(peak, high);
-  }
+  for (const Action& action : timeline_) hand_out(one, action);
   timeline_.clear();
+}
+
+void RankDriver::Impl::hand_out(const Flight& one, const Action& action) {
+  const int64_t high = memory_.step(one.stage, graph(one), one.plan, one.table, action);
+  actions_.push_back({one.slot, action});
+  if (run_.decisions.empty()) return;
+  int64_t& peak = run_.decisions.back().peak_bytes;
+  peak = std::max(peak, high);
 }
 
 void RankDriver::Impl::flush() {
@@ -102,10 +101,10 @@ bool RankDriver::Impl::fits(const MemoryReplay& memory) const {
          (options_.host_budget_bytes == 0 || memory.host_peak_bytes <= options_.host_budget_bytes);
 }
 
-void RankDriver::Impl::note_peak(bool fused) {
+void RankDriver::Impl::note_peak() {
   const MemoryReplay& memory = memory_.total();
-  for (int i = 0; i < (fused ? 2 : 1); ++i) {
-    const PipelinePass& pass = program_->passes[pass_ + static_cast<size_t>(i)];
+  for (size_t p = pass_; p < program_->after(pass_); ++p) {
+    const PipelinePass& pass = program_->passes[p];
     for (RankFlight& record : run_.flights) {
       if (record.stage != pass.stage || record.microbatch != pass.microbatch) continue;
       record.peak_bytes = std::max(record.peak_bytes, memory.peak_bytes);

@@ -4,13 +4,22 @@ namespace bagualu {
 
 MicrobatchState without_boundary(const Graph& graph, const Flight& flight) {
   MicrobatchState state = flight.state;
-  if (flight.phase == Flight::Phase::kPosted) return initial_state(graph);
-  if (flight.phase != Flight::Phase::kResting) return state;
-  if (state.in_backward) {  // the gradient's receive was posted
-    for (int s : graph.ops[state.issued].bwd_creates) state.storage[s] = StorageFate::kAbsent;
-    state.in_backward = false;
-    state.next_backward = -1;
-    state.issued = -1;
+  switch (flight.phase) {
+    case Flight::Phase::kPosted:
+      return initial_state(graph);
+    case Flight::Phase::kForward:
+    case Flight::Phase::kBackward:
+      return state;
+    case Flight::Phase::kResting:
+      if (!state.in_backward) break;
+      // The gradient's receive was posted.
+      for (int s : graph.ops[state.issued].bwd_creates) state.storage[s] = StorageFate::kAbsent;
+      state.in_backward = false;
+      state.next_backward = -1;
+      state.issued = -1;
+      break;
+    case Flight::Phase::kEnding:
+      break;
   }
   Timeline ignored;
   append_end(graph, flight.plan, state, ignored);
@@ -18,21 +27,8 @@ MicrobatchState without_boundary(const Graph& graph, const Flight& flight) {
 }
 
 int64_t boundary_bytes(const Graph& graph, const Flight& flight) {
-  const MicrobatchState without = without_boundary(graph, flight);
-  const bool ending = flight.phase == Flight::Phase::kEnding;
-  const auto on_device = [](StorageFate fate) {
-    return fate == StorageFate::kLive || fate == StorageFate::kDraining ||
-           fate == StorageFate::kReloading;
-  };
-  int64_t bytes = 0;
-  for (size_t s = 0; s < graph.storages.size(); ++s) {
-    if (!on_device(flight.state.storage[s])) continue;
-    // What the send of the last gradient holds; weight gradients' inputs are no boundary.
-    const bool sent =
-        ending && flight.state.issued >= 0 && graph.last_backward_read[s] == flight.state.issued;
-    if (sent || (!ending && !on_device(without.storage[s]))) bytes += flight.table.storage_bytes[s];
-  }
-  return bytes;
+  return held_bytes(graph, flight.state, flight.table).live_bytes -
+         held_bytes(graph, without_boundary(graph, flight), flight.table).live_bytes;
 }
 
 }  // namespace bagualu

@@ -41,6 +41,13 @@ class RankMemory {
   }
 
   const MemoryReplay& total() const { return total_; }
+  /// total() with peaks that count from here: where a forecast begins.
+  MemoryReplay now() const {
+    MemoryReplay from_here = total_;
+    from_here.peak_bytes = from_here.live_bytes;
+    from_here.host_peak_bytes = from_here.host_live_bytes;
+    return from_here;
+  }
   /// Without peaks.
   const MemoryReplay& of(int stage) const { return stages_[static_cast<size_t>(stage)]; }
   int64_t highest_bytes() const { return highest_bytes_; }

@@ -7,10 +7,6 @@
 namespace bagualu {
 namespace {
 
-bool is_fused(const RankProgram& program, size_t pass) {
-  return pass < program.fused.size() && program.fused[pass];
-}
-
 // Nothing is executed: the driver's own replay is all there is.
 class LoadsHost final : public RankHost {
  public:
@@ -67,7 +63,7 @@ RankProgram rank_program(const OverlapOrder& order, const SendPlan& sends, int r
 int most_in_flight(const RankProgram& program, int stage) {
   int now = 0, most = 0;
   for (size_t k = 0; k < program.passes.size();) {
-    const size_t next = k + (is_fused(program, k) ? 2 : 1);
+    const size_t next = program.after(k);
     int ended = 0;
     for (size_t i = k; i < next; ++i) {
       const PipelinePass& pass = program.passes[i];
@@ -144,7 +140,7 @@ int most_boundaries(const RankProgram& program) {
   };
   size_t most = 0;
   for (size_t k = 0; k < program.passes.size();) {
-    const size_t next = k + (is_fused(program, k) ? 2 : 1);
+    const size_t next = program.after(k);
     if (k < program.sends.size()) {
       for (const PipelinePass& pass : program.sends[k].post) posted.push_back(pass);
     }

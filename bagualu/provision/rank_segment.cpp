@@ -30,9 +30,9 @@ namespace {
 // Appends a segment's steps, each for the micro-batch that it belongs to.
 class Writer {
  public:
-  Writer(const SegmentSide& forward, const Plan& plan, const SegmentSide& backward, bool split,
+  Writer(const SegmentSide& forward, const Plan& plan, const SegmentSide& backward,
          OverlappedSegment& segment)
-      : forward_(forward), plan_(plan), backward_(backward), split_(split), segment_(segment) {}
+      : forward_(forward), plan_(plan), backward_(backward), segment_(segment) {}
 
   void demotions() {
     append_demotions(*forward_.graph, plan_, segment_.forward, timeline_);
@@ -47,7 +47,7 @@ class Writer {
         append_forward_op(*forward_.graph, plan_, segment_.forward, timeline_);
         return keep(forward_);
       case ItemKind::kBackward:
-        append_backward_op(*backward_.graph, plan, split_, state, timeline_);
+        append_backward_op(*backward_.graph, plan, /*split=*/true, state, timeline_);
         break;
       case ItemKind::kWeightGrad:
         append_weight_grad(*backward_.graph, state, timeline_);
@@ -70,7 +70,6 @@ class Writer {
   const SegmentSide& forward_;
   const Plan& plan_;
   const SegmentSide& backward_;
-  const bool split_;
   OverlappedSegment& segment_;
   Timeline timeline_;
 };
@@ -83,8 +82,7 @@ OverlappedSegment overlapped_segment(const SegmentSide& forward, const Plan& pla
   OverlappedSegment segment;
   segment.forward = forward.flight->state;
   segment.backward = backward.flight->state;
-  const bool split = weight_grads != WeightGrads::kWithInput;
-  Writer writer(forward, plan, backward, split, segment);
+  Writer writer(forward, plan, backward, segment);
   writer.demotions();
   segment.gate = next_gate(*forward.graph, segment.forward);
   const auto ops = [](const Graph& graph) { return static_cast<int>(graph.ops.size()); };
@@ -99,7 +97,7 @@ OverlappedSegment overlapped_segment(const SegmentSide& forward, const Plan& pla
       make_segment({{forward.graph, forward.cost, &of.loads, &plan, &segment.forward}, end_op},
                    {{backward.graph, backward.cost, &beside.loads, &beside.plan, &segment.backward},
                     backward_stop(*backward.graph, segment.gate, next_backward),
-                    split,
+                    /*split=*/true,
                     weight_grads == WeightGrads::kFill});
   const std::vector<ScheduleItem> order = communication_first(both.instance, solver(both.instance));
   for (const SegmentStep& step : segment_steps(both, order)) writer.step(step);

@@ -26,11 +26,10 @@ struct SegmentSide {
   const Flight* flight = nullptr;
 };
 
-/// How weight gradients of the backward are treated.
+/// What becomes of the backward's weight gradients, which are put off.
 enum class WeightGrads : uint8_t {
-  kWithInput,  ///< computed with the input gradient
-  kFill,       ///< put off to fill gaps, done by the end of the pair of passes
-  kLeave,      ///< put off beyond it: a pass of their own follows
+  kFill,   ///< put off to fill gaps, done by the end of the pair of passes
+  kLeave,  ///< put off beyond it: a pass of their own follows
 };
 
 using OrderSolver = std::function<std::vector<ScheduleItem>(const DualBatchInstance&)>;
