@@ -3,9 +3,6 @@
 // Prints one JSON line per figure.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -16,6 +13,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
 #include "decide_setup.h"
+#include "figures.h"
 #include "stage_cases.h"
 
 namespace bagualu {
@@ -24,23 +22,6 @@ namespace {
 const std::filesystem::path kRoot = BAGUALU_SOURCE_DIR;
 constexpr int64_t kStageLayers = 8;
 constexpr int kPasses = 15;
-
-double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
-
-/// Nearest rank. Requires: not empty.
-int64_t quantile(std::vector<int64_t> values, double fraction) {
-  BGL_CHECK(!values.empty(), "no decision of this kind");
-  const auto at = std::min(values.size() - 1,
-                           static_cast<size_t>(fraction * static_cast<double>(values.size())));
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(at), values.end());
-  return values[at];
-}
-
-void print(const std::string& figure, const char* unit, double value, Json more = Json::object()) {
-  Json line = {{"figure", figure}, {"unit", unit}, {"value", value}, {"kind", "measured"}};
-  line.update(more);
-  std::puts(line.dump().c_str());
-}
 
 // --- the stage planner ---
 
@@ -214,16 +195,6 @@ void bench(bool quick) {
 }  // namespace bagualu
 
 int main(int argc, char** argv) {
-  bool quick = true;  // scripts/bench: half a second and more is the full set
-  for (int i = 1; i < argc; ++i) {
-    constexpr const char* kMinTime = "--benchmark_min_time=";
-    if (std::strncmp(argv[i], kMinTime, std::strlen(kMinTime)) == 0) {
-      quick = std::atof(argv[i] + std::strlen(kMinTime)) < 0.5;
-    } else {
-      std::fprintf(stderr, "usage: decide_bench [--benchmark_min_time=SECONDS]\n");
-      return 2;
-    }
-  }
-  bagualu::bench(quick);
+  bagualu::bench(bagualu::is_quick(argc, argv, "decide_bench"));
   return 0;
 }

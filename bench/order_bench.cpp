@@ -1,54 +1,20 @@
 // How fast a pipeline order is made for given times, and whether ZB-V is ever longer than 1F1B with
 // the same work on every rank. Prints one JSON line per figure; medians of CPU time.
-#include <algorithm>
-#include <cstdio>
-#include <ctime>
 #include <functional>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
 #include "bagualu/schedule/pipeline_figures.h"
 #include "bagualu/schedule/pipeline_fit.h"
+#include "figures.h"
 
 namespace bagualu {
 namespace {
 
 constexpr PipelineKind kZbV = PipelineKind::kZbV;
-
-// Of this thread: nothing here waits, and the machine may be busy with other work.
-double cpu_ms() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
-}
-
-double ms(const std::function<void()>& run) {
-  const double begin = cpu_ms();
-  run();
-  return cpu_ms() - begin;
-}
-
-struct Spread {
-  double median = 0, least = 0, worst = 0;
-};
-
-Spread measure(int repeats, const std::function<void()>& run) {
-  run();  // first touch of memory
-  std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) times.push_back(ms(run));
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back()};
-}
-
-void print(const std::string& figure, const char* unit, double value, Json more) {
-  Json line = {{"figure", figure}, {"unit", unit}, {"value", value}, {"kind", "measured"}};
-  line.update(more);
-  std::puts(line.dump().c_str());
-}
 
 PipelineTimes v_times(int pp, int m, const std::function<PassTimes(int stage)>& draw) {
   PipelineTimes times;
@@ -69,15 +35,17 @@ void making(int pp, int m, int repeats, double rival_ms) {
     return PassTimes{10 + stage % 5 * 2, 11, 8, 0};
   });
   PipelineOrder order;
-  const Spread time = measure(repeats, [&] { order = fitted_order(kZbV, pp, 2, m, equal); });
-  const Spread unequal_time = measure(repeats, [&] { fitted_order(kZbV, pp, 2, m, unequal); });
+  const Spread time =
+      measure(repeats, cpu_ns, [&] { order = fitted_order(kZbV, pp, 2, m, equal); });
+  const Spread unequal_time =
+      measure(repeats, cpu_ns, [&] { fitted_order(kZbV, pp, 2, m, unequal); });
   const int64_t step = simulate(order, equal).makespan_ns;
   const auto closed = closed_makespan_ns(kZbV, pp, 2, m, PassTimes{});
   BGL_CHECK(closed && *closed == step, step, "is not the closed form");
-  print("order_zbv_p" + std::to_string(pp) + "_m" + std::to_string(m), "ms", time.median,
-        {{"least", time.least},
-         {"worst", time.worst},
-         {"unequal_stages_ms", unequal_time.median},
+  print("order_zbv_p" + std::to_string(pp) + "_m" + std::to_string(m), "ms", 1e3 * time.median,
+        {{"least", 1e3 * time.least},
+         {"worst", 1e3 * time.worst},
+         {"unequal_stages_ms", 1e3 * unequal_time.median},
          {"bubbles", "as the closed form"},
          {"rival", "sail-sg zero-bubble, ZB-V scheduler (Python), same machine"},
          {"rival_ms", rival_ms}});
@@ -128,10 +96,10 @@ Race race(int instances, bool like_stages) {
   return result;
 }
 
-int main_of_bench(bool full) {
+void bench(bool quick) {
   making(16, 64, 51, 417);
   making(32, 128, 21, 1614);
-  const int instances = full ? 30'000 : 3'000;
+  const int instances = quick ? 3'000 : 30'000;
   for (bool like_stages : {true, false}) {
     const Race at = race(instances, like_stages);
     print(like_stages ? "order_zbv_worse_stage_times" : "order_zbv_worse_any_times", "instances",
@@ -140,17 +108,12 @@ int main_of_bench(bool full) {
            {"worse_where_memory_allows_better", at.worse - at.forbidden},
            {"mean_step_over_1f1b", at.mean_ratio}});
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace bagualu
 
-// scripts/bench passes Google Benchmark's flags to every program: 0.05 s each means the quick set.
-int main(int count, char** arguments) {
-  bool full = false;
-  for (int i = 1; i < count; ++i) {
-    full = full || std::string_view(arguments[i]) == "--benchmark_min_time=0.5";
-  }
-  return bagualu::main_of_bench(full);
+int main(int argc, char** argv) {
+  bagualu::bench(bagualu::is_quick(argc, argv, "order_bench"));
+  return 0;
 }

@@ -1,13 +1,8 @@
 // How fast a training job is planned, on one core: a whole prediction (memory of every pipeline
 // rank and iteration time) of DeepSeek-V3 on 1,024 GPUs, one layer's bytes at another load, and
 // configurations of a search per second. Prints one JSON line per figure; medians.
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <string>
-#include <vector>
 
 #include "bagualu/base/json.h"
 #include "bagualu/base/units.h"
@@ -15,35 +10,12 @@
 #include "bagualu/provision/job_search.h"
 #include "bagualu/schedule/job_memory.h"
 #include "bagualu/schedule/job_time.h"
+#include "figures.h"
 
 namespace bagualu {
 namespace {
 
 const std::filesystem::path kRoot = BAGUALU_SOURCE_DIR;
-
-double seconds(const std::function<void()>& run) {
-  const auto begin = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-struct Spread {
-  double median = 0, least = 0, worst = 0;
-};
-
-Spread measure(int repeats, const std::function<void()>& run) {
-  run();  // first touch of memory
-  std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) times.push_back(seconds(run));
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back()};
-}
-
-void print(const std::string& figure, const char* unit, double value, Json more) {
-  Json line = {{"figure", figure}, {"unit", unit}, {"value", value}, {"kind", "measured"}};
-  line.update(more);
-  std::puts(line.dump().c_str());
-}
 
 Job deepseek_1024() {
   Job job;
@@ -58,7 +30,7 @@ Job deepseek_1024() {
 
 void whole_prediction(const Job& job, const SystemSpec& system) {
   int64_t sum = 0;
-  const Spread time = measure(301, [&] {
+  const Spread time = measure(301, wall_ns, [&] {
     const JobMemory memory(job);
     for (int64_t rank = 0; rank < job.layout.pp; ++rank) {
       sum += memory.peak_bytes(rank, {.factor = 1.2});
@@ -73,7 +45,7 @@ void one_layer(const Job& job) {
   constexpr int kLoads = 100'000;
   const JobMemory memory(job);
   int64_t sum = 0;
-  const Spread time = measure(21, [&] {
+  const Spread time = measure(21, wall_ns, [&] {
     for (int i = 0; i < kLoads; ++i) sum += memory.layer_bytes(30, 1.0 + i * 1e-5);
   });
   print("layer_bytes", "us", 1e6 * time.median / kLoads,
@@ -82,8 +54,8 @@ void one_layer(const Job& job) {
 
 void search(const Job& job, const SystemSpec& system) {
   SearchResult found;
-  const Spread time =
-      measure(5, [&] { found = search_jobs(job, system, {}, {.factor = 1.2}, 80 * kGiB); });
+  const Spread time = measure(
+      5, wall_ns, [&] { found = search_jobs(job, system, {}, {.factor = 1.2}, 80 * kGiB); });
   const double rate = static_cast<double>(found.configurations) / time.median;
   print("search_rate", "configurations/s", rate,
         {{"configurations", found.configurations},

@@ -2,10 +2,6 @@
 // a decision takes on one core, how good it is, what a hand-made order would give. Prints one JSON
 // line per figure. Communication is pinned, as in the product; "free" is the solver's own choice.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,35 +13,12 @@
 #include "bagualu/schedule/dual_batch_greedy.h"
 #include "bagualu/schedule/dual_batch_solver.h"
 #include "bagualu/schedule/verify_schedule.h"
+#include "figures.h"
 
 namespace bagualu {
 namespace {
 
 constexpr int kRepeats = 3;  // the fastest counts, so that an interrupt does not
-
-// Of this thread: other work on the machine is not the solver's time.
-int64_t cpu_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
-
-/// Nearest rank. Requires: not empty.
-int64_t quantile(std::vector<int64_t> values, double fraction) {
-  BGL_CHECK(!values.empty());
-  const auto at = std::min(values.size() - 1,
-                           static_cast<size_t>(fraction * static_cast<double>(values.size())));
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(at), values.end());
-  return values[at];
-}
-
-void print(const std::string& figure, const char* unit, double value, const Json& more) {
-  Json line = {{"figure", figure}, {"unit", unit}, {"value", value}, {"kind", "measured"}};
-  line.update(more);
-  std::puts(line.dump().c_str());
-}
 
 /// Sums over the instances of one family, makespans over the solver's.
 struct Row {
@@ -247,16 +220,6 @@ void bench(bool quick) {
 }  // namespace bagualu
 
 int main(int argc, char** argv) {
-  bool quick = true;  // scripts/bench: half a second and more is the full set
-  for (int i = 1; i < argc; ++i) {
-    constexpr const char* kMinTime = "--benchmark_min_time=";
-    if (std::strncmp(argv[i], kMinTime, std::strlen(kMinTime)) == 0) {
-      quick = std::atof(argv[i] + std::strlen(kMinTime)) < 0.5;
-    } else {
-      std::fprintf(stderr, "usage: schedule_bench [--benchmark_min_time=SECONDS]\n");
-      return 2;
-    }
-  }
-  bagualu::bench(quick);
+  bagualu::bench(bagualu::is_quick(argc, argv, "schedule_bench"));
   return 0;
 }

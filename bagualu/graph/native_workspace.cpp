@@ -44,21 +44,17 @@ class Filler {
     const int64_t h = spec_.hidden;
     switch (kind) {
       case OpKind::kQkv:
-        return one_phase(weight_gradient(spec_.qkv_width(), h));
+      case OpKind::kRouter:
+      case OpKind::kSharedFc1:
+      case OpKind::kSharedFc2:
+      case OpKind::kMlpFc1:
+        return weight_gradient(kind);  // and nothing else
       case OpKind::kCoreAttn:
         return hidden(attention_backward_hidden_bytes(spec_, options_));
       case OpKind::kAttnProj:
         return one_phase(masked(weight_gradient(h, spec_.q_width())));
-      case OpKind::kRouter:
-        return one_phase(with_all(router_gradient(), weight_gradient(spec_.experts, h)));
       case OpKind::kExperts:
         return experts_backward();
-      case OpKind::kSharedFc1:
-        return one_phase(weight_gradient(2 * spec_.shared_ffn, h));
-      case OpKind::kSharedFc2:
-        return one_phase(weight_gradient(h, spec_.shared_ffn));
-      case OpKind::kMlpFc1:
-        return one_phase(weight_gradient(2 * spec_.dense_ffn, h));
       case OpKind::kMlpFc2:
         return one_phase(masked(weight_gradient(h, spec_.dense_ffn)));
       case OpKind::kLmHead:

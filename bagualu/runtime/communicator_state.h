@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -13,15 +12,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "bagualu/runtime/clock.h"
 #include "bagualu/runtime/communicator.h"
 #include "bagualu/runtime/pending_comm.h"
 #include "bagualu/runtime/slow_link.h"
 
 namespace bagualu {
-
-inline int64_t steady_now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 /// A message of a rank to itself: between two stages that it holds. Delivered when both halves are
 /// issued, by the thread that issues the later one.

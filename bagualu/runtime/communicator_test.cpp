@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "bagualu/base/error.h"
+#include "bagualu/runtime/clock.h"
 #include "bagualu/runtime/deadline.h"
 #include "bagualu/runtime/loopback_group.h"
 #include "bagualu/runtime/overlap_rig.h"
@@ -20,10 +21,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int64_t kMs = 1'000'000;
-
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 std::string error_of(const std::function<void()>& body) {
   try {
@@ -147,7 +144,7 @@ TEST(Communicator, ADeadlineNamesActionGroupRanksAndTime) {
   at::Tensor out = filled(12, 1), in = filled(12, 0);
   PendingComm pending =
       ranks.issue_all_to_all(out, even_layout(3, 4), in, even_layout(3, 4), "layer2.dispatch");
-  const int64_t begin = now_ns();
+  const int64_t begin = steady_now_ns();
   try {
     pending.wait();
     ADD_FAILURE() << "no deadline";
@@ -156,7 +153,7 @@ TEST(Communicator, ADeadlineNamesActionGroupRanksAndTime) {
                  "all-to-all of layer2.dispatch, group ep, with ranks 5, 6 did not end within "
                  "20 ms");
   }
-  EXPECT_GE(now_ns() - begin, 20 * kMs);
+  EXPECT_GE(steady_now_ns() - begin, 20 * kMs);
   EXPECT_GE(ranks.take_busy_ns(), 20 * kMs);
   EXPECT_TRUE(pending.pending());
   group.kill(1);  // else its end would be waited for
@@ -218,11 +215,11 @@ TEST(Communicator, ASlowLinkDelaysTheEndAndLeavesTheTimeToOthers) {
     EXPECT_FALSE(first.query());
     ranks.take_busy_ns();
     first.wait();
-    const int64_t over = now_ns() - issued;
+    const int64_t over = steady_now_ns() - issued;
     EXPECT_GE(over, 150 * kMs);
     EXPECT_LE(ranks.take_busy_ns(), over - 20 * kMs);  // what ran beside is not waited for
     second.wait();
-    EXPECT_GE(now_ns() - issued, 250 * kMs);
+    EXPECT_GE(steady_now_ns() - issued, 250 * kMs);
     EXPECT_GE(second.times().done_ns - issued, 250 * kMs);
     EXPECT_EQ(ranks.all_reduce_min(3), 3);  // votes and counts go as fast as they can
   });
@@ -238,9 +235,9 @@ TEST(Communicator, AnEmulatedDelayBeyondTheDeadlineIsNotSleptThrough) {
     at::Tensor out = filled(2000, 1), in = filled(2000, 0);
     const ops::WireLayout layout = even_layout(2, 1000);
     PendingComm pending = ranks.issue_all_to_all(out, layout, in, layout, "x");
-    const int64_t begin = now_ns();
+    const int64_t begin = steady_now_ns();
     EXPECT_THROW(pending.wait(), DeadlineExceeded);
-    EXPECT_LT(now_ns() - begin, 5'000 * kMs);
+    EXPECT_LT(steady_now_ns() - begin, 5'000 * kMs);
     EXPECT_TRUE(pending.pending());
   });
 }

@@ -2,22 +2,14 @@
 
 #include <ATen/ATen.h>
 
-#include <chrono>
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/runtime/clock.h"
 #include "bagualu/runtime/executor_context.h"
 #include "bagualu/runtime/ops/rope.h"
 
 namespace bagualu {
-namespace {
-
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
-}  // namespace
-
 Executor::Executor(std::vector<ExecutorStage> stages, const ModelSpec& spec,
                    const ExecutorOptions& options, ModelState& model, ExecutorGroups groups,
                    ExecutorMemory memory)
@@ -65,9 +57,9 @@ void Executor::run(int slot, const Timeline& timeline, size_t begin) {
 void Executor::run_action(const StageAction& action) {
   MicrobatchContext& of = context(action.slot);
   if (observers_.empty()) return of.run(action.action);
-  const int64_t begin_ns = now_ns();
+  const int64_t begin_ns = steady_now_ns();
   of.run(action.action);
-  const int64_t end_ns = now_ns();
+  const int64_t end_ns = steady_now_ns();
   const ActionKind kind = action.action.kind;
   const int id = action.action.id;
   if (kind == ActionKind::kForwardEnd || kind == ActionKind::kBackwardEnd) {

@@ -1,18 +1,14 @@
 #include "bagualu/runtime/pipeline_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/runtime/clock.h"
 
 namespace bagualu {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 // Everything is given up at its last forward use, whatever its kind: a backward never comes.
 Plan evaluation_plan(const Graph& graph) {
@@ -130,10 +126,10 @@ GateCounts PipelineRunner::counts(int slot, int layer) {
 }
 
 bool PipelineRunner::agree(bool mine) {
-  const int64_t begin_ns = now_ns();
+  const int64_t begin_ns = steady_now_ns();
   const bool all = ep_group_.all_reduce_min(mine ? 1 : 0) == 1;
   if (recorder_ != nullptr) {
-    recorder_->add_phase(StepAction::kOther, "vote", begin_ns, now_ns(), &ep_group_);
+    recorder_->add_phase(StepAction::kOther, "vote", begin_ns, steady_now_ns(), &ep_group_);
   }
   return all;
 }
@@ -164,10 +160,10 @@ void PipelineRunner::end_pass(const PipelinePass& pass, const PipelinePass* besi
   }
 }
 
-void PipelineRunner::deciding() { decision_begin_ns_ = now_ns(); }
+void PipelineRunner::deciding() { decision_begin_ns_ = steady_now_ns(); }
 
 void PipelineRunner::decided(RankDecision& made) {
-  const int64_t end_ns = now_ns();
+  const int64_t end_ns = steady_now_ns();
   made.duration_ns = end_ns - decision_begin_ns_;
   if (recorder_ != nullptr) {
     recorder_->add_phase(StepAction::kDecide, "decide", decision_begin_ns_, end_ns);

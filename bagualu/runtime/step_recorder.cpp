@@ -2,19 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/runtime/clock.h"
 
 namespace bagualu {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 // Passage, kind of the issuing action, its id.
 using IssueKey = std::tuple<int, ActionKind, int>;
@@ -108,7 +104,7 @@ class StepRecorder::Writer {
       }
       if (i < from_.happened_.size()) add_event(from_.happened_[i]);
     }
-    step_.end_ns = now_ns();
+    step_.end_ns = steady_now_ns();
     return std::move(step_);
   }
 
@@ -221,7 +217,7 @@ void StepRecorder::begin(int64_t step) {
   copies_.clear();
   phases_.clear();
   step_ = step;
-  begin_ns_ = now_ns();
+  begin_ns_ = steady_now_ns();
 }
 
 void StepRecorder::add_phase(StepAction action, const std::string& name, int64_t start_ns,

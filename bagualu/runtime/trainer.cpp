@@ -3,22 +3,18 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/cost/profile.h"
 #include "bagualu/model/static_memory.h"
+#include "bagualu/runtime/clock.h"
 #include "bagualu/runtime/machine.h"
 #include "bagualu/runtime/seeds.h"
 
 namespace bagualu {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 DeviceArena& installed_arena() {
   DeviceArena* arena = DeviceArena::installed();
@@ -136,27 +132,15 @@ BudgetBelowFloor::BudgetBelowFloor(int64_t budget_bytes, int64_t floor_bytes,
       budget_bytes(budget_bytes),
       floor_bytes(floor_bytes) {}
 
-StepTimes times_of(const RankStep& step) {
-  StepTimes times;
-  times.overlap = step_overlap(step);
-  for (const StepEvent& event : step.events) {
-    const bool between_stages =
-        event.action == StepAction::kReceive || event.action == StepAction::kSent;
-    if (between_stages && !event.awaits.empty()) times.p2p_wait_ns += event.end_ns - event.start_ns;
-  }
-  const StepOverlap& all = times.overlap;
-  times.bubble_ns = std::max<int64_t>(
-      0, step.end_ns - step.start_ns - all.compute_ns - all.comm_wait_ns - all.copy_wait_ns);
-  times.overlap.comm_wait_ns -= times.p2p_wait_ns;
-  return times;
-}
-
 // Samples and the trace of one step, which an exception must not leave recording into a report that
 // is gone.
 class Trainer::Watch final : public ExecutorObserver {
  public:
   Watch(Trainer& trainer, const StepInput& input, StepReport& report)
-      : trainer_(trainer), report_(report), samples_(input.want_memory), begin_ns_(now_ns()) {
+      : trainer_(trainer),
+        report_(report),
+        samples_(input.want_memory),
+        begin_ns_(steady_now_ns()) {
     traced_ = !input.trace_path.empty();
     if (traced_ && trainer.trace_path_ != input.trace_path) {
       trainer.trace_writer_ = std::make_unique<StepTraceWriter>(input.trace_path);
@@ -183,11 +167,11 @@ class Trainer::Watch final : public ExecutorObserver {
   // Runs a part of the step that the executor does not see. `comm`: what it mostly waits for.
   template <class Run>
   auto phase(const char* name, const Communicator* comm, Run&& run) {
-    const int64_t begin_ns = now_ns();
+    const int64_t begin_ns = steady_now_ns();
     struct End {
       ~End() {
         if (recorder != nullptr) {
-          recorder->add_phase(StepAction::kOther, name, begin_ns, now_ns(), comm);
+          recorder->add_phase(StepAction::kOther, name, begin_ns, steady_now_ns(), comm);
         }
       }
       StepRecorder* recorder;
@@ -201,7 +185,7 @@ class Trainer::Watch final : public ExecutorObserver {
   void finish() {
     if (!recorder_) return;
     const RankStep step = recorder_->take();
-    report_.times = times_of(step);
+    report_.times = step_times(step);
     if (traced_) trainer_.trace_writer_->write(step);
   }
 
@@ -354,7 +338,7 @@ PipelineRunner::InputOf Trainer::inputs(const StepInput& input, bool train) {
 StepReport Trainer::step(const StepInput& input) {
   ensure_policy();
   StepReport report;
-  report.begin_ns = now_ns();
+  report.begin_ns = steady_now_ns();
   Watch watch(*this, input, report);
   run_microbatches(input, report);
   if (watch.phase("reduce gradients", &dp_, [&] { return reduce_gradients(input, report); })) {
@@ -362,7 +346,7 @@ StepReport Trainer::step(const StepInput& input) {
   }
   watch.phase("optimizer", nullptr, [&] { apply_gradients(input, report); });
   watch.finish();
-  report.end_ns = now_ns();
+  report.end_ns = steady_now_ns();
   report.end_bytes = arena_.live_bytes();
   report.host_end_bytes = host_.live_bytes();
   for (Communicator* group : {&ep_, &dp_, &edp_, &pp_, &world_, &embedding_}) {
@@ -376,7 +360,7 @@ void Trainer::run_microbatches(const StepInput& input, StepReport& report) {
   expert_counts_.zero_();
   model_.zero_gradients();
   report.passes = runner_.train(program(input.tokens.size(0)), inputs(input, true));
-  report.passes_end_ns = now_ns();
+  report.passes_end_ns = steady_now_ns();
   // Sums over micro-batches are then the same whatever the order of passes was.
   std::sort(report.passes.microbatches.begin(), report.passes.microbatches.end(),
             [](const MicrobatchReport& a, const MicrobatchReport& b) {

@@ -48,13 +48,6 @@ struct MemorySample {
   std::string action;
 };
 
-/// Where the time of a rank's step went. Units: ns
-struct StepTimes {
-  StepOverlap overlap;      ///< its comm_wait_ns without p2p_wait_ns
-  int64_t p2p_wait_ns = 0;  ///< for another stage's messages
-  int64_t bubble_ns = 0;    ///< neither computing nor waiting for a transfer
-};
-
 struct StepReport {
   PassesReport passes;            ///< micro-batches by stage and number
   std::vector<double> imbalance;  ///< by layer of the model, rows summed over the micro-batches

@@ -1,13 +1,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "bagualu/base/error.h"
 #include "bagualu/cost/block_codes.h"
 #include "bagualu/cost/op_flops.h"
 #include "bagualu/cost/profile.h"
+#include "bagualu/runtime/clock.h"
 #include "bagualu/runtime/machine.h"
 #include "bagualu/runtime/ops/quantise.h"
 #include "bagualu/runtime/trainer.h"
@@ -108,10 +108,6 @@ std::vector<int64_t> forced_counts(int64_t experts, int64_t ep_size, int64_t all
   return counts;
 }
 
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
 struct CopySpeed {
   double d2h_bytes_per_s, h2d_bytes_per_s, hidden_fraction;
 };
@@ -120,9 +116,9 @@ template <class Run>
 double fastest_ns(Run&& run) {
   double best = 0.0;
   for (int i = 0; i < kCopyRuns; ++i) {
-    const int64_t begin = now_ns();
+    const int64_t begin = steady_now_ns();
     run();
-    const auto took = static_cast<double>(std::max<int64_t>(now_ns() - begin, 1));
+    const auto took = static_cast<double>(std::max<int64_t>(steady_now_ns() - begin, 1));
     best = i == 0 ? took : std::min(best, took);
   }
   return best;

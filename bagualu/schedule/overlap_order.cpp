@@ -104,27 +104,13 @@ OverlapOrder interleaved_slots(int pp, int chunks, int microbatches, bool overla
 
 OverlapOrder v_slots(int pp, int microbatches, BackwardSplit split) {
   OverlapOrder order = empty_order(pp, 2 * pp, microbatches);
-  for (int r = 0; r < pp; ++r) {
-    const auto at = static_cast<size_t>(r);
-    dual_pipe_rank(r, pp, std::max(microbatches, 2 * pp), split,
-                   TwoPhases({r, 0, microbatches}, {2 * pp - 1 - r, 0, microbatches},
-                             order.order.ranks[at], &order.fused[at]));
-  }
+  dual_pipe_v_lists(order.order, split, &order.fused);
   return order;
 }
 
 OverlapOrder dual_pipe_slots(int pp, int microbatches) {
   OverlapOrder order = empty_order(pp, pp, microbatches);
-  const int half = pp / 2;
-  const int first_count = (microbatches + 1) / 2;
-  for (int r = 0; r < pp; ++r) {
-    TwoPhases::Phase down = {r, 0, first_count};
-    TwoPhases::Phase up = {pp - 1 - r, first_count, microbatches - first_count};
-    if (r >= half) std::swap(down, up);
-    const auto at = static_cast<size_t>(r);
-    dual_pipe_rank(std::min(r, pp - 1 - r), half, std::max(first_count, pp), BackwardSplit::kSome,
-                   TwoPhases(down, up, order.order.ranks[at], &order.fused[at]));
-  }
+  dual_pipe_lists(order.order, &order.fused);
   return order;
 }
 

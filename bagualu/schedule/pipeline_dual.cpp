@@ -1,5 +1,7 @@
 #include "bagualu/schedule/pipeline_dual.h"
 
+#include <algorithm>
+
 namespace bagualu {
 
 void dual_pipe_rank(int depth, int half, int microbatches, BackwardSplit split, TwoPhases out) {
@@ -55,6 +57,32 @@ void dual_pipe_rank(int depth, int half, int microbatches, BackwardSplit split, 
     out.backward(0, true);
   }
   for (int i = 0; i <= depth; ++i) out.weight();
+}
+
+void dual_pipe_lists(PipelineOrder& order, std::vector<std::vector<bool>>* fused) {
+  const auto pp = static_cast<int>(order.ranks.size());
+  const int half = pp / 2;
+  const int first_count = (order.microbatches + 1) / 2;
+  for (int r = 0; r < pp; ++r) {
+    TwoPhases::Phase down = {r, 0, first_count};
+    TwoPhases::Phase up = {pp - 1 - r, first_count, order.microbatches - first_count};
+    if (r >= half) std::swap(down, up);
+    const auto at = static_cast<size_t>(r);
+    dual_pipe_rank(
+        std::min(r, pp - 1 - r), half, std::max(first_count, pp), BackwardSplit::kSome,
+        TwoPhases(down, up, order.ranks[at], fused == nullptr ? nullptr : &(*fused)[at]));
+  }
+}
+
+void dual_pipe_v_lists(PipelineOrder& order, BackwardSplit split,
+                       std::vector<std::vector<bool>>* fused) {
+  const auto pp = static_cast<int>(order.ranks.size());
+  for (int r = 0; r < pp; ++r) {
+    const auto at = static_cast<size_t>(r);
+    dual_pipe_rank(r, pp, std::max(order.microbatches, 2 * pp), split,
+                   TwoPhases({r, 0, order.microbatches}, {2 * pp - 1 - r, 0, order.microbatches},
+                             order.ranks[at], fused == nullptr ? nullptr : &(*fused)[at]));
+  }
 }
 
 }  // namespace bagualu

@@ -76,4 +76,11 @@ enum class BackwardSplit : uint8_t {
 /// Source: DeepSeek-AI DualPipe (its public repository).
 void dual_pipe_rank(int depth, int half, int microbatches, BackwardSplit split, TwoPhases out);
 
+/// DualPipe's lists of all ranks, appended to order.ranks; with `fused`, also its pairs.
+/// Requires: order.ranks (and fused) have an empty list per rank.
+void dual_pipe_lists(PipelineOrder& order, std::vector<std::vector<bool>>* fused = nullptr);
+/// As above on the V, where rank r holds the stages r and 2 pp - 1 - r.
+void dual_pipe_v_lists(PipelineOrder& order, BackwardSplit split,
+                       std::vector<std::vector<bool>>* fused = nullptr);
+
 }  // namespace bagualu

@@ -65,25 +65,13 @@ PipelineOrder zb_h2(int pp, int microbatches) {
 
 PipelineOrder dual_pipe(int pp, int microbatches) {
   PipelineOrder order = empty_order(pp, pp, microbatches);
-  const int half = pp / 2;
-  const int first_count = (microbatches + 1) / 2;
-  for (int r = 0; r < pp; ++r) {
-    TwoPhases::Phase down = {r, 0, first_count};
-    TwoPhases::Phase up = {pp - 1 - r, first_count, microbatches - first_count};
-    if (r >= half) std::swap(down, up);
-    dual_pipe_rank(std::min(r, pp - 1 - r), half, std::max(first_count, pp), BackwardSplit::kSome,
-                   TwoPhases(down, up, order.ranks[static_cast<size_t>(r)]));
-  }
+  dual_pipe_lists(order);
   return order;
 }
 
 PipelineOrder dual_pipe_v(int pp, int microbatches) {
   PipelineOrder order = empty_order(pp, 2 * pp, microbatches);
-  for (int r = 0; r < pp; ++r) {
-    dual_pipe_rank(r, pp, std::max(microbatches, 2 * pp), BackwardSplit::kSome,
-                   TwoPhases({r, 0, microbatches}, {2 * pp - 1 - r, 0, microbatches},
-                             order.ranks[static_cast<size_t>(r)]));
-  }
+  dual_pipe_v_lists(order, BackwardSplit::kSome);
   return order;
 }
 

@@ -295,4 +295,19 @@ StepOverlap step_overlap(const RankStep& step) {
   return result;
 }
 
+StepTimes step_times(const RankStep& step) {
+  StepTimes times;
+  times.overlap = step_overlap(step);
+  for (const StepEvent& event : step.events) {
+    const bool between_stages =
+        event.action == StepAction::kReceive || event.action == StepAction::kSent;
+    if (between_stages && !event.awaits.empty()) times.p2p_wait_ns += event.end_ns - event.start_ns;
+  }
+  const StepOverlap& all = times.overlap;
+  times.bubble_ns = std::max<int64_t>(
+      0, step.end_ns - step.start_ns - all.compute_ns - all.comm_wait_ns - all.copy_wait_ns);
+  times.overlap.comm_wait_ns -= times.p2p_wait_ns;
+  return times;
+}
+
 }  // namespace bagualu

@@ -124,4 +124,12 @@ struct StepOverlap {
 };
 StepOverlap step_overlap(const RankStep& step);
 
+/// Where the time of a rank's step went. Units: ns
+struct StepTimes {
+  StepOverlap overlap;      ///< its comm_wait_ns without p2p_wait_ns
+  int64_t p2p_wait_ns = 0;  ///< for another stage's messages
+  int64_t bubble_ns = 0;    ///< neither computing nor waiting for a transfer
+};
+StepTimes step_times(const RankStep& step);
+
 }  // namespace bagualu
