@@ -9,7 +9,7 @@ Figures:
   overlap_hidden         of the time in which communication was under way, what had compute beside it
   offload_exposed        of the time of copies, what was waited for; calm steps, policy kwai
   step_prediction_error  |predicted - measured| / measured of steps of one PP 2 x EP 2 run, predicted
-                         from the medians of the run's other steps (schedule/step_replay.h)
+                         from the two before and the two after it (schedule/step_replay.h)
 """
 
 import argparse

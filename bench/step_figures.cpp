@@ -1,6 +1,6 @@
 // For bench/overlap_bench.py: what the traces of a run's ranks say. Prints one JSON object.
-//   steps     by traced step: measured and predicted time, the latter from the medians of the other
-//             steps; each rank's compute, communication, copies and waiting
+//   steps     by traced step: measured and predicted time, the latter from the steps
+//             around it; each rank's compute, communication, copies and waiting
 //   order     "equal", or where a rank's passes or a communicator's order differ from the plan's
 // Usage: step_figures --order 1f1b --pp 2 --dp 2 --micro-batches 8 [--virtual V] [--overlap]
 // FILE...
@@ -24,7 +24,6 @@ namespace bagualu {
 namespace {
 
 using Steps = std::map<int64_t, std::vector<RankStep>>;
-using Times = std::map<int64_t, ReplayTimes>;
 
 struct Shape {
   std::string order = "1f1b";
@@ -139,15 +138,6 @@ std::string order_fault(const Steps& steps, const Shape& shape) {
   return "equal";
 }
 
-int64_t predicted_ns(const Steps& steps, const Times& times, int64_t left_out) {
-  MedianTimes medians;
-  for (const auto& [number, ranks] : steps) {
-    if (number != left_out) medians.add(ranks, times.at(number));
-  }
-  const std::vector<RankStep>& ranks = steps.at(left_out);
-  return replay_step(ranks, medians.of(ranks)).step_ns;
-}
-
 Json overlap_json(const RankStep& step) {
   const StepOverlap of = step_overlap(step);
   return {{"rank", step.rank},
@@ -162,14 +152,15 @@ Json overlap_json(const RankStep& step) {
           {"events", step.events.size()}};
 }
 
-Json figures(const Steps& steps, const Shape& shape) {
-  Times times;
-  for (const auto& [number, ranks] : steps) times.emplace(number, measured_times(ranks));
+Json figures(const std::vector<RankStep>& trace, const Shape& shape) {
+  Steps steps;
+  for (const RankStep& step : trace) steps[step.step].push_back(step);
+  const std::vector<StepPrediction> predictions = predict_steps(trace);
   Json list = Json::array();
   for (const auto& [number, ranks] : steps) {
     Json one = {{"step", number}, {"measured_ns", measured_step_ns(ranks)}};
-    one["own_times_ns"] = replay_step(ranks, times.at(number)).step_ns;
-    if (steps.size() > 1) one["predicted_ns"] = predicted_ns(steps, times, number);
+    one["own_times_ns"] = replay_step(ranks, measured_times(ranks)).step_ns;
+    if (steps.size() > 1) one["predicted_ns"] = predictions.at(list.size()).predicted_ns;
     for (const RankStep& rank : ranks) one["ranks"].push_back(overlap_json(rank));
     list.push_back(std::move(one));
   }
@@ -188,9 +179,7 @@ int run(int argc, char** argv) {
   app.add_flag("--overlap", shape.overlap);
   app.add_option("FILE", files)->required();
   CLI11_PARSE(app, argc, argv);
-  Steps steps;
-  for (RankStep& step : read_step_trace(files)) steps[step.step].push_back(std::move(step));
-  std::puts(figures(steps, shape).dump().c_str());
+  std::puts(figures(read_step_trace(files), shape).dump().c_str());
   return 0;
 }
 

@@ -76,19 +76,11 @@ StepComparisons compare_steps(const std::vector<RankStep>& steps) {
     if (!whole) result.left_out.push_back(at->first);
     at = whole ? std::next(at) : by_step.erase(at);
   }
-  std::map<int64_t, ReplayTimes> measured;
-  for (const auto& [number, step] : by_step) measured[number] = measured_times(step);
-  std::vector<ReplayTimes> typical;
-  for (const auto& [number, step] : by_step) {
-    MedianTimes medians;
-    for (const auto& [other, at] : by_step) {
-      if (other != number || by_step.size() == 1) medians.add(at, measured.at(other));
-    }
-    typical.push_back(medians.of(step));
-  }
+  const std::vector<ReplayTimes> typical = neighbour_times(by_step);
   for (auto& [number, step] : by_step) {
+    const ReplayTimes measured = measured_times(step);
     const size_t i = result.steps.size();
-    result.steps.push_back(compare(std::move(step), measured.at(number), typical[i]));
+    result.steps.push_back(compare(std::move(step), measured, typical[i]));
   }
   return result;
 }

@@ -7,9 +7,9 @@
 
 namespace bagualu {
 
-/// A step as its ranks ran it, and as they run the same lists when every part takes its median
-/// time, of the other steps if there are any (predict_steps()). Both are traces: waiting inside
-/// events, transfers from their issue.
+/// A step as its ranks ran it, and as they run the same lists when every part takes its mean time
+/// in the steps around it (neighbour_times()). Both are traces: waiting inside events, transfers
+/// from their issue.
 struct StepComparison {
   int64_t step = 0;
   std::vector<RankStep> executed;

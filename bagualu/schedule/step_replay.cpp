@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <utility>
 
 #include "bagualu/base/error.h"
@@ -243,10 +244,11 @@ int64_t own_ns(const StepEvent& event, const std::vector<StepTransfer>& transfer
   return std::max<int64_t>(0, event.end_ns - from);
 }
 
-int64_t median(std::vector<int64_t> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+int64_t mean_without_tail(std::vector<int64_t> values, double tail) {
+  const auto left_out = static_cast<size_t>(static_cast<double>(values.size()) * tail);
+  const auto kept = static_cast<std::ptrdiff_t>(values.size() - left_out);
+  if (left_out > 0) std::nth_element(values.begin(), values.begin() + kept, values.end());
+  return std::accumulate(values.begin(), values.begin() + kept, int64_t{0}) / kept;
 }
 
 }  // namespace
@@ -271,9 +273,9 @@ ReplayTimes measured_times(const std::vector<RankStep>& ranks) {
   return times;
 }
 
-// Leads and tails are host work as well: their medians go by the event that they stand at.
+// Leads and tails are host work as well: their means go by the event that they stand at.
 template <class Visit>
-void MedianTimes::each(const std::vector<RankStep>& ranks, ReplayTimes& times, const Visit& visit) {
+void MeanTimes::each(const std::vector<RankStep>& ranks, ReplayTimes& times, const Visit& visit) {
   constexpr int kLead = 1 << 8;
   constexpr int kTail = 1 << 9;
   constexpr int kTransfer = 1 << 10;
@@ -295,19 +297,19 @@ void MedianTimes::each(const std::vector<RankStep>& ranks, ReplayTimes& times, c
   }
 }
 
-void MedianTimes::add(const std::vector<RankStep>& ranks, const ReplayTimes& times) {
+void MeanTimes::add(const std::vector<RankStep>& ranks, const ReplayTimes& times) {
   ReplayTimes copy = times;
   each(ranks, copy, [this](const Key& key, int64_t& ns) { samples_[key].push_back(ns); });
 }
 
-ReplayTimes MedianTimes::of(const std::vector<RankStep>& ranks) const {
+ReplayTimes MeanTimes::of(const std::vector<RankStep>& ranks) const {
   ReplayTimes times = measured_times(ranks);
   std::map<Key, int64_t> known;
   each(ranks, times, [&](const Key& key, int64_t& ns) {
     const auto samples = samples_.find(key);
     if (samples == samples_.end()) return;
     const auto [entry, added] = known.emplace(key, 0);
-    if (added) entry->second = median(samples->second);
+    if (added) entry->second = mean_without_tail(samples->second, kTail);
     ns = entry->second;
   });
   return times;
@@ -315,6 +317,31 @@ ReplayTimes MedianTimes::of(const std::vector<RankStep>& ranks) const {
 
 StepReplay replay_step(const std::vector<RankStep>& ranks, const ReplayTimes& times) {
   return Machine(ranks, times).run();
+}
+
+std::vector<ReplayTimes> neighbour_times(const std::map<int64_t, std::vector<RankStep>>& steps) {
+  std::vector<std::pair<const std::vector<RankStep>*, ReplayTimes>> measured;
+  for (const auto& [number, step] : steps) measured.emplace_back(&step, measured_times(step));
+  const auto count = static_cast<int64_t>(measured.size());
+  std::vector<ReplayTimes> result;
+  for (int64_t i = 0; i < count; ++i) {
+    std::vector<size_t> around;
+    int64_t fastest_ns = INT64_MAX;
+    for (int64_t k = std::max<int64_t>(0, i - kNeighbours);
+         k <= std::min(count - 1, i + kNeighbours); ++k) {
+      if (k == i) continue;
+      around.push_back(static_cast<size_t>(k));
+      fastest_ns = std::min(fastest_ns, measured_step_ns(*measured[around.back()].first));
+    }
+    MeanTimes means;
+    for (size_t k : around) {
+      const auto& [ranks, times] = measured[k];
+      const auto step_ns = static_cast<double>(measured_step_ns(*ranks));
+      if (step_ns <= kDisturbed * static_cast<double>(fastest_ns)) means.add(*ranks, times);
+    }
+    result.push_back(means.of(*measured[static_cast<size_t>(i)].first));
+  }
+  return result;
 }
 
 std::vector<StepPrediction> predict_steps(const std::vector<RankStep>& trace) {
@@ -326,17 +353,13 @@ std::vector<StepPrediction> predict_steps(const std::vector<RankStep>& trace) {
     ranks = std::max(ranks, step.size());
   }
   std::erase_if(steps, [ranks](const auto& step) { return step.second.size() < ranks; });
-  std::map<int64_t, ReplayTimes> times;
-  for (const auto& [number, step] : steps) times[number] = measured_times(step);
+  const std::vector<ReplayTimes> times = neighbour_times(steps);
   std::vector<StepPrediction> predictions;
   for (const auto& [number, step] : steps) {
-    MedianTimes others;
-    for (const auto& [other, at] : steps) {
-      if (other != number) others.add(at, times.at(other));
-    }
+    const ReplayTimes& of = times[predictions.size()];
     predictions.push_back({.step = number,
                            .measured_ns = measured_step_ns(step),
-                           .predicted_ns = replay_step(step, others.of(step)).step_ns});
+                           .predicted_ns = replay_step(step, of).step_ns});
   }
   return predictions;
 }

@@ -30,12 +30,15 @@ struct ReplayTimes {
 ///           (a key that stands on one rank only).
 ReplayTimes measured_times(const std::vector<RankStep>& ranks);
 
-/// Medians over steps: of events by rank, stage, action and name, of transfers by rank, the action
-/// that issues them and name.
-class MedianTimes {
+/// Means over steps: of events by rank, stage, action and name, of transfers by rank, the action
+/// that issues them and name. The longest kTail of a part's times are left out: when a rank loses
+/// its core for a while, the event in which it does and the transfer that others await both last
+/// longer, and one step would count the loss twice. A median would not count it at all.
+class MeanTimes {
  public:
+  static constexpr double kTail = 0.05;
   void add(const std::vector<RankStep>& ranks, const ReplayTimes& times);
-  /// Times of a step in which every part takes its median; a part never added takes its own.
+  /// Times of a step in which every part takes its mean; a part never added takes its own.
   ReplayTimes of(const std::vector<RankStep>& ranks) const;
 
  private:
@@ -70,11 +73,22 @@ struct StepReplay {
 /// Cost:    O((events + transfers) * ranks)
 StepReplay replay_step(const std::vector<RankStep>& ranks, const ReplayTimes& times);
 
+constexpr int64_t kNeighbours = 2;
+constexpr double kDisturbed = 1.3;
+
+/// Times of each step from the traced steps around it, kNeighbours on either side, never from
+/// itself: a machine that slows down does so for a while. Those that took over kDisturbed times as
+/// long as the fastest of them are left out: what disturbed them says nothing of this one. A single
+/// step takes its own times.
+/// Shapes:  `steps` by number, each the ranks of one step; result in the same order
+/// Throws:  as measured_times()
+std::vector<ReplayTimes> neighbour_times(const std::map<int64_t, std::vector<RankStep>>& steps);
+
 /// A step's time, measured and predicted.
 struct StepPrediction {
   int64_t step = 0;
   int64_t measured_ns = 0;
-  /// Of a replay in which every part takes its median over the other steps.
+  /// Of a replay with neighbour_times().
   int64_t predicted_ns = 0;
   double error() const {  ///< relative, positive if predicted too long
     return static_cast<double>(predicted_ns - measured_ns) / static_cast<double>(measured_ns);
@@ -83,7 +97,7 @@ struct StepPrediction {
 
 /// Predictions of all steps that every rank of the trace has. (A replay with the step's own times
 /// is the step itself and would predict nothing.) Throws:  as measured_times() and replay_step()
-/// Cost:    O(steps^2 * events)
+/// Cost:    O(steps * events)
 std::vector<StepPrediction> predict_steps(const std::vector<RankStep>& trace);
 
 /// step_ns of the ranks of one step, as measured: the first start to the last end.

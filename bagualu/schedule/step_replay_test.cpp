@@ -196,22 +196,26 @@ TEST(StepReplay, AStepReplayedWithItsOwnTimesIsItself) {
   }
 }
 
-TEST(MedianTimes, APartTakesTheMedianOfItsKind) {
-  std::vector<RankStep> ranks(1);
-  add_event(ranks[0], {}, {});
-  MedianTimes medians;
-  int64_t start = 0;
-  for (int64_t ns : {5, 100, 7}) {
-    ranks[0].start_ns = ranks[0].events[0].start_ns = start;
-    ranks[0].end_ns = ranks[0].events[0].end_ns = start + ns;
-    medians.add(ranks, measured_times(ranks));
-    start += 1000;
+// The longest of twenty is the tail, of three none is.
+TEST(MeanTimes, APartTakesTheMeanOfItsKindWithoutTheTail) {
+  for (const auto& [common, last, mean] : {std::tuple(2, 98, 37), std::tuple(19, 1000, 7)}) {
+    std::vector<RankStep> ranks(1);
+    add_event(ranks[0], {}, {});
+    MeanTimes means;
+    int64_t start = 0;
+    for (int i = 0; i <= common; ++i) {
+      const int64_t ns = i == common ? last : 7;
+      ranks[0].start_ns = ranks[0].events[0].start_ns = start;
+      ranks[0].end_ns = ranks[0].events[0].end_ns = start + ns;
+      means.add(ranks, measured_times(ranks));
+      start += 2000;
+    }
+    EXPECT_EQ(replay_step(ranks, means.of(ranks)).step_ns, mean);
   }
-  EXPECT_EQ(replay_step(ranks, medians.of(ranks)).step_ns, 7);
 }
 
 // An exchange of one name takes 10 when a forward issues it and 30 when a backward does.
-TEST(MedianTimes, ATransferTakesTheMedianOfThoseThatTheSameActionIssued) {
+TEST(MeanTimes, ATransferTakesTheMeanOfThoseThatTheSameActionIssued) {
   std::vector<RankStep> ranks(1);
   int64_t now = 0;
   for (const StepAction action : {StepAction::kForward, StepAction::kBackward}) {
@@ -227,17 +231,17 @@ TEST(MedianTimes, ATransferTakesTheMedianOfThoseThatTheSameActionIssued) {
     }
   }
   ranks[0].end_ns = now;
-  MedianTimes medians;
-  medians.add(ranks, measured_times(ranks));
-  EXPECT_EQ(medians.of(ranks).transfer_ns[0], (std::vector<int64_t>{10, 30}));
-  EXPECT_EQ(replay_step(ranks, medians.of(ranks)).step_ns, 40);
+  MeanTimes means;
+  means.add(ranks, measured_times(ranks));
+  EXPECT_EQ(means.of(ranks).transfer_ns[0], (std::vector<int64_t>{10, 30}));
+  EXPECT_EQ(replay_step(ranks, means.of(ranks)).step_ns, 40);
 }
 
-// Steps of 5, 100 and 7: the medians of the others are 100 (of two, the upper), 7 and 100. Rank 1
-// has no third step.
-TEST(PredictSteps, AStepIsPredictedFromTheOthers) {
+// The second one is disturbed: over 1.3 times the fastest of those around it. Rank 1 has no last
+// step.
+TEST(PredictSteps, AStepIsPredictedFromTheUndisturbedOnesAroundIt) {
   std::vector<RankStep> trace;
-  for (int64_t ns : {5, 100, 7}) {
+  for (int64_t ns : {11, 100, 12, 13}) {
     for (int rank : {0, 1}) {
       RankStep step;
       step.rank = rank;
@@ -248,14 +252,12 @@ TEST(PredictSteps, AStepIsPredictedFromTheOthers) {
     }
   }
   const std::vector<StepPrediction> all = predict_steps(trace);
-  ASSERT_EQ(all.size(), 3U);
-  EXPECT_EQ(all[0].predicted_ns, 100);
-  EXPECT_EQ(all[1].predicted_ns, 7);
-  EXPECT_EQ(all[2].predicted_ns, 100);
-  EXPECT_EQ(all[0].measured_ns, 5);
-  EXPECT_DOUBLE_EQ(all[1].error(), -0.93);
+  ASSERT_EQ(all.size(), 4U);
+  for (const StepPrediction& step : all) EXPECT_EQ(step.predicted_ns, 12) << step.step;
+  EXPECT_EQ(all[0].measured_ns, 11);
+  EXPECT_DOUBLE_EQ(all[1].error(), -0.88);
   trace.pop_back();
-  EXPECT_EQ(predict_steps(trace).size(), 2U);
+  EXPECT_EQ(predict_steps(trace).size(), 3U);
 }
 
 }  // namespace

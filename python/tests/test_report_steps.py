@@ -48,7 +48,7 @@ def _traced(log):
 def test_equal_steps_are_predicted_and_a_slow_one_is_not(traced):
     steps = {step["step"]: step for step in traced.traced.steps}
     assert list(steps) == [2, 3, 4, 5] and traced.traced.note == ""
-    for step in PLAIN:  # their times are the medians, but for messages that came before the receive
+    for step in PLAIN:  # their times are all alike, but for messages that came before the receive
         assert abs(report_steps.off_fraction(steps[step])) < 0.03
     assert report_steps.off_fraction(steps[SLOW]) < -0.1
     assert steps[SLOW]["predicted_ns"] == steps[2]["predicted_ns"]
