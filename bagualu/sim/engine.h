@@ -58,7 +58,8 @@ struct SimMemberResult {
 };
 
 struct SimReplicaResult {
-  int64_t end_ns = 0;
+  int64_t end_ns = 0;  ///< if it died: when the first rank whose program `dies` is through it
+  bool died = false;   ///< then the others' results are what they had reached, or more
   int64_t events = 0;  ///< instructions and transfers, of all members
   int64_t members = 0;
   std::vector<SimMemberResult> by_member;  ///< [pp_rank * members + member]
@@ -90,7 +91,8 @@ class SimEngine {
   /// Requires: groups by pipeline rank, the same members in each; instructions of a group's
   ///           programs issue the same exchanges in the same order, and messages have both ends.
   /// Throws:   InternalError naming ranks and transfers if they wait for each other.
-  SimReplicaResult run(const std::vector<SimGroup>& groups, std::vector<SimTrace>* traces = nullptr);
+  SimReplicaResult run(const std::vector<SimGroup>& groups,
+                       std::vector<SimTrace>* traces = nullptr);
 
  private:
   class Impl;

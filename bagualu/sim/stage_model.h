@@ -23,6 +23,13 @@ struct SimPolicy {
   bool overlap = false;  ///< dual-batch slots
 };
 
+/// Where a cell's rows come from.
+struct SimCell {
+  int32_t microbatch = 0;
+  int32_t moe_layer = 0;  ///< layers with experts, counted over the whole model
+  bool operator==(const SimCell&) const = default;
+};
+
 /// The outcome of one rank's step.
 struct RankOutcome {
   std::shared_ptr<const StepProgram> program;
@@ -30,7 +37,7 @@ struct RankOutcome {
   int64_t peak_bytes = 0;
   int64_t mitigated_gates = 0;
   int64_t decisions = 0;
-  int64_t exposed_ns = 0;   ///< by the decisions' own prediction
+  int64_t exposed_ns = 0;  ///< by the decisions' own prediction
   bool repeat_step = false;
   std::vector<bool> votes;  ///< what this rank said, in order
 };
@@ -49,6 +56,9 @@ class StageModel {
 
   int64_t members() const;  ///< of an expert group
   int64_t cells(int pp_rank) const;
+  /// By cell of the pipeline rank.
+  const std::vector<SimCell>& cell_places(int pp_rank) const;
+  int64_t moe_layers() const;  ///< of the whole model, those of its multi-token prediction included
   int64_t balanced_rows() const;
   int64_t largest_rows() const;
   int64_t short_by_bytes(int pp_rank) const;  ///< of the floor, adaptive only; 0: it fits

@@ -73,6 +73,8 @@ struct StepProgram {
   int32_t cells = 0;         ///< micro-batches * layers with experts that this pipeline rank holds
   int64_t static_bytes = 0;  ///< part of every peak
   int64_t repeated_ns = 0;   ///< policies that throw a step away: run again after the first time
+  bool dies = false;  ///< the rank runs out of memory at the program's end: exchanges and messages
+                      ///< that its partners still wait for never come
 };
 
 }  // namespace bagualu
