@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bagualu/cost/op_cost.h"
@@ -17,9 +19,12 @@
 
 namespace bagualu {
 
-enum class SimStream : uint8_t { kCompute, kComm, kToHost, kToDevice };
-inline constexpr int kSimStreams = 4;
-/// "compute", "comm", "d2h", "h2d".
+/// The exchanges of the expert group are on kComm. Messages are on none of the four streams of a
+/// rank but on links of their own, one per direction and neighbour: kSend and kReceive are where
+/// traces show them.
+enum class SimStream : uint8_t { kCompute, kComm, kToHost, kToDevice, kSend, kReceive };
+inline constexpr int kSimStreams = 6;
+/// "compute", "comm", "d2h", "h2d", "send", "receive".
 std::string_view sim_stream_name(SimStream stream);
 
 enum class SimTransferKind : uint8_t {
@@ -35,6 +40,8 @@ struct SimTransfer {
   int32_t cell = -1;     ///< kExchange of rows: whose load; -1: `bytes` alone
   int32_t message = -1;  ///< kMessage: number in the step's SendPlan, the same on both ends
   bool sends = false;    ///< kMessage
+  /// kMessage: activations and gradients between the same two ranks travel apart.
+  bool gradient = false;
   int64_t bytes = 0;     ///< fixed part
   int64_t bytes_per_row = 0;
 };
@@ -63,6 +70,8 @@ struct SimInstruction {
   int32_t bytes_end = 0;
 };
 
+class StepCode;
+
 struct StepProgram {
   int64_t tokens = 0;  ///< of a micro-batch: T of the byte formulas
   std::vector<SimInstruction> instructions;
@@ -72,9 +81,17 @@ struct StepProgram {
   std::vector<std::string> names;
   int32_t cells = 0;         ///< micro-batches * layers with experts that this pipeline rank holds
   int64_t static_bytes = 0;  ///< part of every peak
-  int64_t repeated_ns = 0;   ///< policies that throw a step away: run again after the first time
+  /// Policies that throw a step away: run again after the first time. Not seen by the engine.
+  int64_t repeated_ns = 0;
   bool dies = false;  ///< the rank runs out of memory at the program's end: exchanges and messages
                       ///< that its partners still wait for never come
+  /// Optional, made by prepare(): what the engine executes. An engine compiles what has none, at
+  /// about the cost of running it for one member; worth it for programs that many runs share.
+  std::shared_ptr<const StepCode> code;
 };
+
+/// Makes `program->code`, anew if it has some. Call after the last change to the program.
+/// Throws: InternalError for what is no program: indices outside, an await before its issue.
+void prepare(StepProgram* program);
 
 }  // namespace bagualu
