@@ -218,7 +218,8 @@ double JobCost::exposed_ns(const JobOp& op, const JobWork& work, double busy_ns)
   return latency + work.wire_bytes / rate + hidden_ns - beside;
 }
 
-void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) const {
+PartTimes JobCost::price_of(const JobOp& op) const {
+  PartTimes part;
   const double forward = busy_ns(op, op.forward, false);
   const double input = busy_ns(op, op.input_gradient, true);
   const double weight = busy_ns(op, op.weight_gradient, true);
@@ -233,7 +234,6 @@ void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) 
   const double waits = forward_wait + input_wait + weight_wait;
   part.by_class_ns[static_cast<size_t>(op.kind)] += forward + input + weight;
   part.by_class_ns[static_cast<size_t>(op.wire)] += waits;
-  if (op.with_exchange) beside_exchange_ns += forward + input + weight;
   if (recomputes(job_.recompute, op.name)) {
     part.recompute_ns += forward + forward_wait;
     part.recompute_exposed_ns += forward_wait;
@@ -241,12 +241,17 @@ void JobCost::add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) 
   part.model_flops += op.model_flops;
   (op.expert ? part.expert_weights : part.dense_weights) += op.weights;
   if (offloads(job_.offload, op.name)) part.offload_bytes += op.saved_bytes;
+  return part;
 }
 
 PartTimes JobCost::price(const JobOpList& ops) const {
   PartTimes part;
   double beside_exchange_ns = 0;
-  for (const JobOp& op : ops) add(op, part, beside_exchange_ns);
+  for (const JobOp& op : ops) {
+    const PartTimes one = price_of(op);
+    part += one;
+    if (op.with_exchange) beside_exchange_ns += one.by_class_ns[static_cast<size_t>(op.kind)];
+  }
   part.offload_bytes *= job_.offload.fraction;
   // The rows' exchange beside the shared expert, or beside another micro-batch's compute.
   const double exchange = part.by_class_ns[static_cast<size_t>(JobOpClass::kEpExchange)];
@@ -263,6 +268,15 @@ PartTimes JobCost::price(const JobOpList& ops) const {
     part.by_class_ns[static_cast<size_t>(JobOpClass::kEpExchange)] -= hidden;
   }
   return part;
+}
+
+std::vector<JobOpPrice> JobCost::op_prices(const JobOpList& ops) const {
+  std::vector<JobOpPrice> prices;
+  for (const JobOp& op : ops) {
+    const PartTimes one = price_of(op);
+    prices.push_back({op.name, one.forward_ns, one.input_gradient_ns, one.weight_gradient_ns});
+  }
+  return prices;
 }
 
 const PartTimes& JobCost::layer_of(JobLayerKind kind, bool mtp, double factor) {

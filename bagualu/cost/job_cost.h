@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "bagualu/cost/job_ops.h"
@@ -31,6 +32,16 @@ struct PartTimes {
   PartTimes& add(const PartTimes& other, double times);
 };
 
+/// An operator's share of PartTimes, its waits for other ranks included. What runs beside the rows'
+/// exchange is not subtracted.
+struct JobOpPrice {
+  std::string_view name;  ///< of the JobOp
+  double forward_ns = 0;
+  double input_gradient_ns = 0;
+  double weight_gradient_ns = 0;
+  double backward_ns() const { return input_gradient_ns + weight_gradient_ns; }
+};
+
 /// Rates of the groups that a job's ranks form on a machine.
 /// Ranks are numbered tp first, then cp (ep for the experts), dp, pp; nodes hold neighbours.
 struct JobLinks {
@@ -56,6 +67,9 @@ class JobCost {
   const PartTimes& embedding();
   const PartTimes& head();
 
+  /// Operator by operator.
+  std::vector<JobOpPrice> op_prices(const JobOpList& ops) const;
+
   const JobLinks& links() const { return links_; }
   /// Sending a micro-batch's hidden state to the next stage.
   double send_ns() const;
@@ -72,7 +86,7 @@ class JobCost {
   double wire_bytes_per_ns(const JobOp& op) const;
   double busy_ns(const JobOp& op, const JobWork& work, bool backward) const;
   double exposed_ns(const JobOp& op, const JobWork& work, double busy_ns) const;
-  void add(const JobOp& op, PartTimes& part, double& beside_exchange_ns) const;
+  PartTimes price_of(const JobOp& op) const;
 
   const Job& job_;
   const SystemSpec& system_;

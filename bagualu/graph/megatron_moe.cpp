@@ -58,7 +58,9 @@ Graph MegatronBuilder::build() {
   }
   writer_.enter_layer(-1, -1);
   end();
-  return writer_.take();
+  Graph graph = writer_.take();
+  graph.first_layer = static_cast<int>(options_.first_layer);
+  return graph;
 }
 
 Graph MegatronBuilder::build_head() {
