@@ -132,6 +132,8 @@ JobLinks job_links(const Job& job, const SystemSpec& system) {
   links.etp_bytes_per_s = e * ring_rate(l.etp, 1, system);
   links.cp_bytes_per_s = e * ring_rate(l.cp, l.tp, system);
   links.ep_bytes_per_s = e * exchange_rate(l.ep, l.etp, far_share(job, system), system);
+  links.ep_node_bytes_per_s = e * system.node_link_bytes_per_s;
+  links.ep_network_bytes_per_s = e * system.link_bytes_per_s / far_share(job, system);
   links.dp_bytes_per_s = e * ring_rate(l.dp() * l.cp, l.tp, system);
   links.expert_dp_bytes_per_s = e * ring_rate(l.expert_dp(), l.ep * l.etp, system);
   links.pp_bytes_per_s =

@@ -48,6 +48,9 @@ struct JobLinks {
   double tp_bytes_per_s = 0, cp_bytes_per_s = 0, pp_bytes_per_s = 0;
   double etp_bytes_per_s = 0;
   double ep_bytes_per_s = 0;  ///< of the bytes an all-to-all sends to other ranks
+  /// The two kinds of links that such an all-to-all uses at once, per byte of a row for a rank of
+  /// the same node and of another one.
+  double ep_node_bytes_per_s = 0, ep_network_bytes_per_s = 0;
   double dp_bytes_per_s = 0, expert_dp_bytes_per_s = 0;  ///< of ring collectives
 };
 JobLinks job_links(const Job& job, const SystemSpec& system);

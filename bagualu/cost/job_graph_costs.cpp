@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,13 @@ const std::vector<Place>& places() {
       {"shared_add", {"mlp_bda"}},
       {"mlp_residual", {"mlp_bda"}},
       {"embedding_reduce", {"embedding"}},
+      // A layer of the multi-token prediction has these beside an ordinary layer's.
+      {"mtp_hidden_norm", {"attn_norm"}},
+      {"mtp_embedding_norm", {"attn_norm"}},
+      {"mtp_proj", {"attn_norm"}},
+      {"final_norm", {"final_norm", "mlp_bda"}},
+      {"lm_head", {"lm_head", "mlp_bda"}},
+      {"loss", {"loss", "mlp_bda"}},
   };
   return kPlaces;
 }
@@ -69,11 +77,14 @@ class Pricer {
 
   OpPrices at(double factor) const {
     OpPrices prices{std::vector<double>(graph_.ops.size()), std::vector<double>(graph_.ops.size())};
-    std::map<std::pair<bool, bool>, std::vector<JobOpPrice>> known;
+    std::map<std::tuple<bool, bool, bool>, std::vector<JobOpPrice>> known;
     for (int layer = 0; layer < graph_.layers; ++layer) {
-      const JobLayerKind kind = layer_kind(job_.model, graph_.first_layer + layer);
-      auto [found, added] = known.try_emplace({kind.moe, kind.windowed});
-      if (added) found->second = cost_.op_prices(layer_ops(job_, kind, factor));
+      const int64_t number = graph_.first_layer + layer;
+      const bool mtp = number >= job_.model.layers;
+      const JobLayerKind kind =
+          mtp ? JobLayerKind{.moe = job_.model.has_moe()} : layer_kind(job_.model, number);
+      auto [found, added] = known.try_emplace({kind.moe, kind.windowed, mtp});
+      if (added) found->second = layer_prices(kind, mtp, factor);
       for (const JobOpPrice& price : found->second) charge(layer, price, prices);
     }
     if (graph_.ops.front().kind == OpKind::kEmbedding) charge_part(embedding_ops(job_), prices);
@@ -87,6 +98,16 @@ class Pricer {
   }
 
  private:
+  std::vector<JobOpPrice> layer_prices(JobLayerKind kind, bool mtp, double factor) const {
+    std::vector<JobOpPrice> prices = cost_.op_prices(layer_ops(job_, kind, factor));
+    if (!mtp) return prices;
+    for (const JobOpList& more : {mtp_ops(job_), head_ops(job_)}) {
+      const std::vector<JobOpPrice> of = cost_.op_prices(more);
+      prices.insert(prices.end(), of.begin(), of.end());
+    }
+    return prices;
+  }
+
   void charge_part(const JobOpList& ops, OpPrices& prices) const {
     for (const JobOpPrice& price : cost_.op_prices(ops)) charge(-1, price, prices);
   }

@@ -16,6 +16,8 @@ namespace bagualu {
 /// exchange, sends and receives of a stage that of a message.
 /// Operators that follow rows have points from no rows to largest_rows; all others one, at the
 /// balanced load. Copy rates are the machine's.
+/// Layers past the model's last are those of the multi-token prediction; a head of their own is
+/// part of their last operator.
 /// Requires: graph = build_megatron_graph() of one stage of this job with megatron_options(job).
 /// Ensures:  at the balanced load forward and backward of a layer add up to JobCost::layer() before
 ///           what that hides beside the rows' exchange.

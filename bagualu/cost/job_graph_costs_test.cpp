@@ -20,11 +20,8 @@ struct Planned {
 };
 
 Job planned(const Planned& of) {
-  const ModelSpec spec =
-      model_spec_from_json(read_json_file(kConfigs + "models/" + of.model + ".json"), of.model);
-  Job job = job_from_strategy(
-      spec, read_json_file(kConfigs + "strategies/" + of.strategy + ".json"), of.strategy);
-  return job;
+  return job_from_strategy_file(kConfigs + "strategies/" + of.strategy + ".json",
+                                model_from_file(kConfigs + "models/" + of.model + ".json"));
 }
 
 Graph stage_graph(const Job& job, int64_t first, int64_t layers) {

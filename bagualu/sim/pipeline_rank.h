@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bagualu/cost/system.h"
+#include "bagualu/model/job.h"
+#include "bagualu/provision/rank_program.h"
+#include "bagualu/schedule/job_memory.h"
+#include "bagualu/sim/program_recorder.h"
+#include "bagualu/sim/stage_model.h"
+
+namespace bagualu {
+
+/// What all pipeline ranks of a simulated job share.
+struct PipelinePlan {
+  /// Throws: InvalidInput for what a simulation cannot do, named.
+  PipelinePlan(const Job& job, const SystemSpec& system, const SimPolicy& policy,
+               int64_t budget_bytes, int64_t host_budget_bytes);
+
+  Job job;
+  ModelSpec spec;  ///< job.model with the layers of its multi-token prediction behind its own
+  SystemSpec system;
+  SimPolicy policy;
+  int64_t budget_bytes = 0, host_budget_bytes = 0;
+  OverlapOrder order;
+  SendPlan sends;
+  LayerLoad balanced, worst_case;
+  int64_t message_bytes = 0;
+  std::vector<int32_t> moe_index;  ///< by layer: its place among those with experts, or -1
+};
+
+/// One pipeline rank: graphs, prices and budgets of its stages, its driver and the recorder.
+class PipelineRank {
+ public:
+  PipelineRank(const PipelinePlan& plan, const JobMemory& memory, int pp_rank);
+
+  int32_t cells() const { return static_cast<int32_t>(places_.size()); }
+  const std::vector<SimCell>& places() const { return places_; }
+  int64_t short_by_bytes() const { return short_by_bytes_; }
+
+  /// `imbalance` by cell: hottest rank of the group over the mean.
+  RankOutcome decide(const int32_t* rows, int64_t stride, const double* imbalance,
+                     const std::vector<bool>& votes);
+
+ private:
+  struct Stage {
+    Graph graph;
+    CostTable cost;
+    ProvisionContext context;
+    PolicyOptions options;
+    std::unique_ptr<Policy> policy;
+  };
+
+  void add_stage(int number);
+  void set_budgets();
+  void make_policies();
+  bool fits_at(double factor);
+  void fit_policies(double factor);
+  RankOutcome outcome_of(const RankRun& run) const;
+
+  const PipelinePlan& plan_;
+  int64_t static_bytes_ = 0;
+  int64_t short_by_bytes_ = 0;
+  RankProgram program_;
+  RankOptions options_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<RankStage> list_;
+  std::vector<SimCell> places_;
+  std::unique_ptr<ProgramRecorder> recorder_;
+};
+
+}  // namespace bagualu
