@@ -24,11 +24,6 @@ struct RankSums {
   double total_ns() const { return forward_ns + backward_ns; }
 };
 
-double peak_flops_per_s(const Job& job, const SystemSpec& system) {
-  if (job.fp8) return system.fp8_flops_per_s;
-  return job.element_bytes == 4 ? system.fp32_flops_per_s : system.bf16_flops_per_s;
-}
-
 /// The passes of one job, stage by stage.
 class JobTimer {
  public:
@@ -293,6 +288,11 @@ JobTime JobTimer::time() {
 }
 
 }  // namespace
+
+double peak_flops_per_s(const Job& job, const SystemSpec& system) {
+  if (job.fp8) return system.fp8_flops_per_s;
+  return job.element_bytes == 4 ? system.fp32_flops_per_s : system.bf16_flops_per_s;
+}
 
 JobTime job_time(const Job& job, const SystemSpec& system, const RoutedLoads& loads) {
   return JobTimer(job, system, loads).time();

@@ -49,6 +49,9 @@ struct JobTime {
   std::vector<StageTime> stages;  ///< by virtual stage, at the load without spikes
 };
 
+/// Of one device, at the precision that the job's GEMMs run in: what MFU is a fraction of.
+double peak_flops_per_s(const Job& job, const SystemSpec& system);
+
 /// Requires: job passed validate(); loads.by_layer is empty or has one entry per layer.
 /// Cost:    about 20 us for a job without spikes.
 /// Source:  docs/design.md, "Cost of jobs".
