@@ -42,7 +42,7 @@ struct SimTransfer {
   bool sends = false;    ///< kMessage
   /// kMessage: activations and gradients between the same two ranks travel apart.
   bool gradient = false;
-  int64_t bytes = 0;     ///< fixed part
+  int64_t bytes = 0;  ///< fixed part
   int64_t bytes_per_row = 0;
 };
 

@@ -1,0 +1,1 @@
+#include "bagualu/sim/engine.h"
