@@ -22,7 +22,7 @@ SimReplicaResult SimEngine::Impl::run(const std::vector<SimGroup>& groups,
   set_up(groups);
   for (size_t i = 0; i < queue_.size(); ++i) advance(queue_[i]);
   const auto finished = [](const Class& one) { return one.finished; };
-  const auto died = [](const Class& one) { return one.finished && one.program->died; };
+  const auto died = [](const Class& one) { return one.finished && one.program->dies; };
   if (!std::all_of(classes_.begin(), classes_.end(), finished) &&
       std::none_of(classes_.begin(), classes_.end(), died)) {
     report_stall();

@@ -35,10 +35,11 @@ struct SimLinks {
   double h2d_bytes_per_s = 0;
 };
 
-/// Duration of an exchange in which each member sends `sent_rows` rows and member m receives
-/// rows[m]: over members, the largest of what it sends and receives inside its node and between
-/// nodes, the two kinds of links at once. The bytes from i to m are those of i times rows[m] over
-/// the sum. Combine is the same backwards and as long.
+/// Duration of an exchange in which all members send equally many rows and member m receives
+/// rows[m]: latency, and over members the largest of what it sends and receives inside its node and
+/// between nodes, the two kinds of links at once. From i to m go rows[m] / members; what a member
+/// keeps costs nothing, and so does an exchange of one member alone. Combine is the same backwards
+/// and as long.
 int64_t exchange_ns(const SimLinks& links, int64_t bytes_per_row, const int32_t* rows,
                     int64_t members);
 
@@ -63,7 +64,7 @@ struct SimReplicaResult {
   /// programs.
   int64_t end_ns = 0;
   bool died = false;
-  int64_t events = 0;  ///< instructions and transfers, of all members
+  int64_t events = 0;  ///< operators and transfers, of all members
   int64_t members = 0;
   std::vector<SimMemberResult> by_member;  ///< [pp_rank * members + member]
 };
@@ -95,7 +96,7 @@ struct SimTrace {
 ///          to that one is over, activations and gradients apart; it takes latency + bytes / rate.
 ///          A copy starts when it is issued and the one before it in its direction is over. An
 ///          exchange starts when all members have issued it and the one before it is over.
-/// Cost:    no allocation after the first run of a shape; BM in bench/engine_bench.cpp.
+/// Cost:    no allocation after the first run of a shape; see bench/engine_bench.cpp.
 class SimEngine {
  public:
   explicit SimEngine(const SimLinks& links);

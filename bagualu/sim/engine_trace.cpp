@@ -44,7 +44,7 @@ SimReplicaResult SimEngine::Impl::result() const {
       SimMemberResult& member = result.by_member[one.group * members_ + m];
       member = member_result(one, group, lane);
       result.end_ns = std::max(result.end_ns, member.end_ns);
-      if (!one.program->died || !one.finished) continue;
+      if (!one.program->dies || !one.finished) continue;
       const int64_t death = group.clock[static_cast<size_t>(lane)];
       first_death = first_death < 0 ? death : std::min(first_death, death);
     }
