@@ -7,6 +7,7 @@
 #include <set>
 
 #include "bagualu/base/error.h"
+#include "bagualu/cost/fit_range.h"
 #include "bagualu/cost/job_cost.h"
 
 namespace bagualu {
@@ -15,48 +16,6 @@ namespace {
 constexpr int64_t kRowsPerNumber = 3;
 constexpr const char* kDefaultNumbers[] = {"gemm_efficiency_fraction", "memory_efficiency_fraction",
                                            "collective_efficiency_fraction"};
-
-/// A number that may be fitted: searched by its logarithm between two bounds.
-struct FitRange {
-  const char* key;
-  double low;
-  double high;
-};
-constexpr FitRange kRanges[] = {
-    {"gemm_efficiency_fraction", 0.05, 1},
-    {"grouped_gemm_efficiency_fraction", 0.05, 1},
-    {"attention_forward_efficiency_fraction", 0.05, 1},
-    {"attention_backward_efficiency_fraction", 0.05, 1},
-    {"memory_efficiency_fraction", 0.05, 1},
-    {"collective_efficiency_fraction", 0.05, 1},
-    {"comm_overlap_fraction", 0.05, 1},
-    {"copy_hidden_fraction", 0.05, 1},
-    {"launch_ns", 100, 1e6},
-    {"collective_latency_ns", 100, 1e7},
-    {"step_overhead_ns", 1e4, 1e10},
-};
-
-const FitRange& range_of(const std::string& key) {
-  std::string allowed;
-  for (const FitRange& range : kRanges) {
-    if (key == range.key) return range;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(range.key);
-  }
-  throw InvalidInput("--fit", "number", key, allowed);
-}
-
-double value_of(const SystemSpec& system, const std::string& key) {
-  return to_json(system).at(key).get<double>();
-}
-
-void set_value(Json& system, const std::string& key, double value) {
-  if (key.ends_with("_ns")) {
-    system[key] = static_cast<int64_t>(std::llround(value));
-  } else {
-    // Four digits: more would promise what a fit cannot give.
-    system[key] = std::round(value * 1e4) / 1e4;
-  }
-}
 
 std::set<std::string> groups_fitted_on(const MeasuredJobs& jobs, bool hold_out) {
   std::set<std::string> groups;
@@ -86,10 +45,10 @@ class Fit {
       if (entry.fitted_on) rows.insert(entry.row);
     }
     for (const std::string& key : numbers_for(static_cast<int64_t>(rows.size()))) {
-      const FitRange& range = range_of(key);
-      const double start = std::clamp(value_of(given, key), range.low, range.high);
+      const FitRange& range = fit_range(key);
+      const double start = std::clamp(system_value(given, key), range.low, range.high);
       logs_.push_back(std::log(start));
-      result_.numbers.push_back({key, value_of(given, key), 0});
+      result_.numbers.push_back({key, system_value(given, key), 0});
     }
   }
 
@@ -161,7 +120,7 @@ class Fit {
   Json system_at(const std::vector<double>& logs) const {
     Json system = base_;
     for (size_t i = 0; i < logs.size(); ++i) {
-      set_value(system, result_.numbers[i].key, std::exp(logs[i]));
+      set_system_value(system, result_.numbers[i].key, std::exp(logs[i]));
     }
     return system;
   }
@@ -189,7 +148,7 @@ class Fit {
   }
 
   void search_line(size_t i, double reach) {
-    const FitRange& range = range_of(result_.numbers[i].key);
+    const FitRange& range = fit_range(result_.numbers[i].key);
     double low = std::max(logs_[i] - reach, std::log(range.low));
     double high = std::min(logs_[i] + reach, std::log(range.high));
     std::vector<double> at = logs_;
@@ -228,7 +187,7 @@ class Fit {
         result_.comparisons[at++].predicted_ns = time;
       }
     }
-    for (FittedNumber& number : result_.numbers) number.after = value_of(spec, number.key);
+    for (FittedNumber& number : result_.numbers) number.after = system_value(spec, number.key);
     system["provenance"] = "fitted";
     system["fit"] = describe();
     result_.system = std::move(system);
