@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <set>
 #include <system_error>
 
 #include "bagualu/base/error.h"
@@ -37,24 +36,6 @@ std::vector<fs::path> config_folders(const SourceTree& tree, const std::string& 
     if (fs::is_directory(package, status)) folders.push_back(package);
   }
   return folders;
-}
-
-fs::path resolve_config(const std::string& text, const std::vector<fs::path>& folders,
-                        const std::string& where, const std::string& field) {
-  std::error_code status;
-  if (text.empty()) throw InvalidInput(where, field, "an empty text", "a file or a name");
-  if (fs::is_regular_file(text, status)) return text;
-  std::set<std::string> names;
-  for (const fs::path& folder : folders) {
-    for (const auto& entry : fs::directory_iterator(folder, status)) {
-      if (entry.path().extension() != ".json") continue;
-      if (entry.path().stem() == text) return entry.path();
-      names.insert(entry.path().stem().string());
-    }
-  }
-  throw InvalidInput(
-      where, field, fmt::format("\"{}\", no such file or name", text),
-      names.empty() ? "a file" : fmt::format("a file, or one of {}", fmt::join(names, ", ")));
 }
 
 fs::path resolve_system(const std::string& text, const SourceTree& tree, const fs::path& home,

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "bagualu/base/config_file.h"
+
 namespace bagualu {
 
 /// Where this program lies and what lies around it.
@@ -21,12 +23,6 @@ SourceTree find_source_tree();
 /// Folders that hold NAME.json of a kind ("models", "systems"): the tree's, or those of the Python
 /// package that was installed with the program.
 std::vector<std::filesystem::path> config_folders(const SourceTree& tree, const std::string& kind);
-
-/// The file of a flag FILE|NAME: an existing file, else NAME.json in one of the folders.
-/// Throws:  InvalidInput(where, field) listing the known names.
-std::filesystem::path resolve_config(const std::string& text,
-                                     const std::vector<std::filesystem::path>& folders,
-                                     const std::string& where, const std::string& field);
 
 /// The file of --system FILE|NAME. The name "this-machine" is the file that `bagualu profile`
 /// keeps, `home`/.cache/bagualu/this-machine.json. Throws:  as resolve_config(), and InvalidInput

@@ -31,6 +31,10 @@ class PlanningPolicy : public Policy {
 /// A unit's name without its layer: "core_attn".
 std::string_view local_name(std::string_view unit);
 
+/// True if an operator of this name (without its layer) made the unit. In the native profile units
+/// are called as their operators, in the megatron profile as their storages.
+bool is_made_by(const Graph& graph, const UnitSpec& unit, std::string_view op);
+
 /// Throws: InvalidInput unless a load factor is above 0 and finite.
 void check_factor(const char* option, double factor);
 

@@ -46,6 +46,11 @@ std::vector<LayerLoad> PlanningPolicy::loads_at(double factor) const {
                                 scaled_load(context_.balanced, context_.worst_case, factor));
 }
 
+bool is_made_by(const Graph& graph, const UnitSpec& unit, std::string_view op) {
+  if (local_name(unit.name) == op) return true;
+  return unit.producer >= 0 && local_name(graph.ops[static_cast<size_t>(unit.producer)].name) == op;
+}
+
 std::string_view local_name(std::string_view unit) {
   const size_t dot = unit.find('.');
   return dot == std::string_view::npos ? unit : unit.substr(dot + 1);

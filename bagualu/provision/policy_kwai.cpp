@@ -1,6 +1,7 @@
 // kwai: the rule of Megatron-Kwai. On every layer alike the cheap operators (norms and activation
 // functions) are recomputed, and of the other saved bytes a fixed fraction is offloaded, largest
-// tensors first. Both are chosen once; budget and load of a micro-batch play no part.
+// tensors first. Both are chosen once; budget and load of a micro-batch play no part. Without a
+// given fraction every stage takes the smallest that fits at one load.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -17,10 +18,12 @@
 namespace bagualu {
 namespace {
 
-bool is_cheap(std::string_view unit) {
-  constexpr std::array<std::string_view, 7> kCheap = {
-      "attn_norm", "qk_norm", "mlp_norm", "final_norm", "mlp_act", "shared_act", "moe_act"};
-  return std::find(kCheap.begin(), kCheap.end(), local_name(unit)) != kCheap.end();
+bool is_cheap(const Graph& graph, const UnitSpec& unit) {
+  constexpr std::array<std::string_view, 10> kCheap = {
+      "attn_norm", "qk_norm",    "q_norm",  "k_norm",     "kv_norm",
+      "mlp_norm",  "final_norm", "mlp_act", "shared_act", "moe_act"};
+  return std::any_of(kCheap.begin(), kCheap.end(),
+                     [&](std::string_view op) { return is_made_by(graph, unit, op); });
 }
 
 class Kwai final : public PlanningPolicy {
@@ -45,7 +48,7 @@ class Kwai final : public PlanningPolicy {
     const Plan recompute_all = uniform_plan(graph_, kRecompute);
     cheap_ = uniform_plan(graph_, kSave);
     for (size_t u = 0; u < graph_.units.size(); ++u) {
-      if (is_cheap(graph_.units[u].name)) cheap_.residency[u] = recompute_all.residency[u];
+      if (is_cheap(graph_, graph_.units[u])) cheap_.residency[u] = recompute_all.residency[u];
     }
   }
 

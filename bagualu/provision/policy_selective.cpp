@@ -1,4 +1,5 @@
 // selective: Megatron's --recompute-granularity selective with a list of module names.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,7 +13,7 @@ namespace {
 
 struct Module {
   std::string_view name;
-  std::vector<std::string_view> units;  ///< without the layer's prefix
+  std::vector<std::string_view> ops;  ///< whose outputs are dropped; without the layer's prefix
 };
 
 // Megatron's names. Its `moe` wraps the whole MoE layer in one closure, collectives included; here
@@ -22,7 +23,9 @@ const std::vector<Module>& modules() {
       {"core_attn", {"core_attn"}},
       {"moe_act", {"moe_act"}},
       {"layernorm", {"attn_norm", "mlp_norm", "qk_norm"}},
+      {"mla_up_proj", {"q_up", "q_rope", "kv_up", "k_rope"}},
       {"mlp", {"mlp_fc1", "mlp_act"}},
+      {"mlp_act", {"mlp_act"}},
       {"moe", {"expert_fc1", "moe_act", "mlp_norm"}},
       {"moe_experts", {"expert_fc1", "moe_act"}},
       {"shared_experts", {"shared_fc1", "shared_act"}},
@@ -39,6 +42,12 @@ const Module& find_module(const std::string& name) {
   throw InvalidInput("options", "recompute_modules", name, allowed);
 }
 
+bool is_stage(const Graph& graph) {
+  return std::any_of(graph.ops.begin(), graph.ops.end(), [](const OpSpec& op) {
+    return op.kind == OpKind::kStageRecv || op.kind == OpKind::kStageSend;
+  });
+}
+
 Plan selective_plan(const Graph& graph, const std::vector<std::string>& names) {
   if (names.empty()) {
     throw InvalidInput("options", "recompute_modules", "an empty list", "at least one module");
@@ -49,13 +58,14 @@ Plan selective_plan(const Graph& graph, const std::vector<std::string>& names) {
     const Module& module = find_module(name);
     bool matched = false;
     for (size_t u = 0; u < graph.units.size(); ++u) {
-      for (std::string_view unit : module.units) {
-        if (local_name(graph.units[u].name) != unit) continue;
+      for (std::string_view op : module.ops) {
+        if (!is_made_by(graph, graph.units[u], op)) continue;
         plan.residency[u] = recompute_all.residency[u];
         matched = true;
       }
     }
-    if (!matched) {
+    // A stage need not have what another stage has.
+    if (!matched && !is_stage(graph)) {
       throw InvalidInput("options", "recompute_modules", name,
                          "a module that this model has (none of its layers has this one)");
     }

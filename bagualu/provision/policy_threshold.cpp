@@ -24,7 +24,7 @@ class Threshold final : public PlanningPolicy {
       const int layer = graph_.gates[static_cast<size_t>(input.gate)].layer;
       for (size_t u = 0; u < graph_.units.size(); ++u) {
         const UnitSpec& unit = graph_.units[u];
-        if (unit.layer == layer && unit.rebuild == Rebuild::kInPieces) {
+        if (unit.layer == layer && is_expert_intermediate(unit)) {
           plan.residency[u] = kRecompute;
         }
       }
@@ -39,6 +39,13 @@ class Threshold final : public PlanningPolicy {
   }
 
  private:
+  // The native profile rebuilds them in pieces, the megatron profile operator by operator.
+  bool is_expert_intermediate(const UnitSpec& unit) const {
+    return unit.rebuild == Rebuild::kInPieces ||
+           (unit.rebuild == Rebuild::kOp &&
+            (is_made_by(graph_, unit, "expert_fc1") || is_made_by(graph_, unit, "moe_act")));
+  }
+
   const double threshold_;
   const Plan calm_;
 };

@@ -9,30 +9,6 @@ constexpr int64_t kMostLayers = 1'000'000;
 
 }  // namespace
 
-PolicyOptions policy_options_from_json(const Json& json, const std::string& where) {
-  PolicyOptions options;
-  JsonReader reader(json, where);
-  options.plan = reader.raw("plan");
-  options.static_fit_imbalance =
-      reader.number_or("static_fit_imbalance", options.static_fit_imbalance, 1.0);
-  options.threshold = reader.number_or("threshold", options.threshold, 1.0);
-  options.adapipe_fit_imbalance =
-      reader.number_or("adapipe_fit_imbalance", options.adapipe_fit_imbalance, 1.0);
-  options.adapipe_in_flight = reader.int64_or("adapipe_in_flight", options.adapipe_in_flight, 1);
-  if (reader.has("kwai_offload_ratio")) {
-    options.kwai_offload_ratio = reader.number("kwai_offload_ratio", 0.0, 1.0);
-  }
-  options.kwai_fit_imbalance =
-      reader.number_or("kwai_fit_imbalance", options.kwai_fit_imbalance, 1.0);
-  options.retry_factor = reader.number_or("retry_factor", options.retry_factor, 1.0);
-  const Json& modules = reader.raw("recompute_modules");
-  reader.finish();
-  if (!modules.is_null()) {
-    options.recompute_modules = modules.get<std::vector<std::string>>();
-  }
-  return options;
-}
-
 TrainerOptions TrainerOptions::from_json(const Json& json, const std::string& where) {
   JsonReader reader(json, where);
   TrainerOptions options;

@@ -5,7 +5,7 @@
 
 #include "bagualu/base/json.h"
 #include "bagualu/model/layout.h"
-#include "bagualu/provision/policy.h"
+#include "bagualu/provision/policy_options.h"
 #include "bagualu/runtime/ops/optimizer.h"
 
 namespace bagualu {
@@ -36,10 +36,6 @@ struct TrainerOptions {
   /// Throws: InvalidInput naming the option.
   static TrainerOptions from_json(const Json& json, const std::string& where);
 };
-
-/// {"plan","static_fit_imbalance","threshold","recompute_modules","adapipe_fit_imbalance",
-/// "adapipe_in_flight","kwai_offload_ratio","kwai_fit_imbalance","retry_factor"}, all optional.
-PolicyOptions policy_options_from_json(const Json& json, const std::string& where);
 
 /// Names of the torch.distributed groups of a rank; "" for a group of one.
 struct TrainerGroups {

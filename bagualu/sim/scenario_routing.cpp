@@ -1,0 +1,25 @@
+// Where a scenario's rows come from.
+#include "bagualu/graph/megatron_moe.h"
+#include "bagualu/model/routing_log.h"
+#include "bagualu/provision/job_survival.h"
+#include "bagualu/sim/scenario.h"
+
+namespace bagualu {
+
+RoutingGroup routing_group(const Job& job) {
+  RoutingGroup group;
+  group.layers = job.model.moe_layers();
+  group.microbatches = job.microbatches;
+  group.ranks = job.layout.ep * job.layout.etp;
+  group.balanced_rows = job.balanced_rows();
+  group.largest_rows = expert_rows(job, worst_imbalance(job));
+  return group;
+}
+
+std::unique_ptr<RoutingSource> routing_of(const Scenario& scenario) {
+  if (scenario.trace.empty()) return make_routing_source(scenario.routing);
+  return recorded_source(read_routing_logs({scenario.trace}), routing_group(scenario.job),
+                         scenario.trace.string());
+}
+
+}  // namespace bagualu
