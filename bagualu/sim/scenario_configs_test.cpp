@@ -121,13 +121,16 @@ TEST(ScenarioConfigs, HaveAnOrderWithAndWithoutSlots) {
   }
 }
 
-// Static settings have to choose: what is fast in calm dies of a spike, and what survives every
-// routing repeats every forward.
+// Static settings have to choose: the fastest that fits in calm dies of a spike, and what survives
+// every routing repeats every forward.
 TEST(ScenarioConfigs, FitInCalmAndNotInASpike) {
   for (const auto& [name, scenario] : scenarios()) {
-    const Job light = with_modules(scenario.job, {"layernorm", "moe_act"});
-    EXPECT_LE(peak_bytes(light, 1.2), scenario.budget_bytes) << name;
-    EXPECT_GT(peak_bytes(light, 2.6), scenario.budget_bytes) << name;
+    Job fast = with_modules(scenario.job, {});
+    if (peak_bytes(fast, 1.2) > scenario.budget_bytes) {
+      fast = with_modules(scenario.job, {"layernorm", "moe_act"});
+    }
+    EXPECT_LE(peak_bytes(fast, 1.2), scenario.budget_bytes) << name;
+    EXPECT_GT(peak_bytes(fast, 2.6), scenario.budget_bytes) << name;
     const Job full = with_full_recompute(scenario.job);
     EXPECT_LE(peak_bytes(full, worst_imbalance(full)), scenario.budget_bytes) << name;
   }

@@ -12,6 +12,7 @@ RoutingGroup routing_group(const Job& job) {
   group.microbatches = job.microbatches;
   group.ranks = job.layout.ep * job.layout.etp;
   group.balanced_rows = job.balanced_rows();
+  group.replicas = job.layout.expert_dp();
   group.largest_rows = expert_rows(job, worst_imbalance(job));
   return group;
 }
