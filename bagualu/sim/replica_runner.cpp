@@ -35,6 +35,7 @@ ReplicaRunner::ReplicaRunner(const Scenario& scenario, const SimPolicy& policy,
   group_.ranks = first_.model.members();
   group_.balanced_rows = first_.model.balanced_rows();
   group_.largest_rows = first_.model.largest_rows();
+  group_.replicas = scenario.job.layout.expert_dp();
 }
 
 ReplicaOutcome ReplicaRunner::run(int64_t draw, int64_t replica) {
