@@ -10,6 +10,7 @@
 #include "bagualu/base/error.h"
 #include "bagualu/cli/flags.h"
 #include "bagualu/model/routing_log.h"
+#include "bagualu/model/routing_source.h"
 
 namespace bagualu {
 namespace {
@@ -22,6 +23,7 @@ struct TraceFlags {
   std::vector<std::string> logs;
   std::string output;
   std::string json;
+  std::string fit;
   std::string layers;
   std::string ep;
   std::string balanced_rows;
@@ -37,6 +39,11 @@ void add_flags(CLI::App* app, TraceFlags* flags) {
   app->add_option("--json", flags->json,
                   "write the statistics as JSON; with - instead of the table")
       ->type_name("FILE|-");
+  app->add_option(
+         "--fit", flags->fit,
+         "write a routing shape for `bagualu simulate` here that makes iterations like the "
+         "log's; counts per expert need --ep")
+      ->type_name("FILE");
   app->add_option("--layers", flags->layers,
                   "layers of the model: names those without a line [not checked]")
       ->type_name("COUNT");
@@ -68,6 +75,10 @@ void check_files(const TraceFlags& flags) {
   }
   if (!flags.output.empty()) add(flags.output, "--output");
   if (!flags.json.empty() && flags.json != "-") add(flags.json, "--json");
+  if (flags.fit == "-") {
+    throw InvalidInput(kWhere, "--fit", "-", "a file; --json - prints the statistics");
+  }
+  if (!flags.fit.empty()) add(flags.fit, "--fit");
 }
 
 TraceRequest request_of(const TraceFlags& flags) {
@@ -98,6 +109,27 @@ RoutingTrace trace_of(const TraceRequest& request) {
   return trace;
 }
 
+/// Throws: InvalidInput if the trace has experts (how uneven they are says nothing about ranks) or
+///         no iteration with the rows of all ranks of a layer.
+std::string fitted_json(const TraceRequest& request, const RoutingTrace& trace,
+                        const RoutingStats& stats) {
+  if (trace.per_expert) {
+    throw InvalidInput(kWhere, "--ep", "nothing",
+                       fmt::format("a divisor of {}: the log counts per expert, and --fit is about "
+                                   "the ranks that hold them",
+                                   expert_count(trace)));
+  }
+  if (request.balanced_rows > 0) {
+    throw InvalidInput(kWhere, "--balanced-rows", std::to_string(request.balanced_rows),
+                       "nothing with --fit, which needs a log of all ranks");
+  }
+  if (stats.steps == 0) {
+    throw InvalidInput(kWhere, "--fit", "no iteration with rows of all ranks of a layer",
+                       "a log of all ranks");
+  }
+  return to_json(fit_routing(trace)).dump(2) + "\n";
+}
+
 int answer(const TraceFlags& flags, const Streams& streams) {
   const TraceRequest request = request_of(flags);
   const RoutingTrace read = trace_of(request);
@@ -106,6 +138,7 @@ int answer(const TraceFlags& flags, const Streams& streams) {
       fold ? fold_experts(read, request.ep, kWhere, "--ep") : RoutingTrace();
   const RoutingTrace& trace = fold ? folded : read;
   const RoutingStats stats = routing_stats(trace, {request.balanced_rows});
+  if (!flags.fit.empty()) write_file_atomic(flags.fit, fitted_json(request, trace, stats));
   // The trace keeps its experts: only so can it be replayed.
   if (!flags.output.empty()) write_file_atomic(flags.output, to_json_lines(read));
   if (flags.json == "-") {

@@ -11,6 +11,7 @@
 
 #include "bagualu/base/json.h"
 #include "bagualu/cli/test_command.h"
+#include "bagualu/model/routing_source.h"
 
 namespace bagualu {
 namespace {
@@ -77,6 +78,34 @@ TEST_F(TraceCommand, WritesATraceThatGivesTheSameStatistics) {
   }
 }
 
+TEST_F(TraceCommand, FitIsAShapeThatMakesTheLogsIterations) {
+  const std::string shape = path("shape.json");
+  const Outcome outcome = trace({log(), "--fit", shape});
+  ASSERT_EQ(outcome.code, kExitDone) << outcome.err;
+  EXPECT_NE(outcome.out.find("20 iterations"), std::string::npos) << "the table as without it";
+  const RoutingShape fitted = routing_shape_from_json(read_json_file(shape), shape);
+  EXPECT_EQ(fitted.kind, "fitted");
+  // As in the test above: fourteen at 1.0, five at 1.3, one at 2.0.
+  ASSERT_EQ(fitted.quantiles.size(), 20U);
+  EXPECT_DOUBLE_EQ(fitted.quantiles[13], 1.0);
+  EXPECT_DOUBLE_EQ(fitted.quantiles[14], 1.3);
+  EXPECT_DOUBLE_EQ(fitted.quantiles[19], 2.0);
+  EXPECT_DOUBLE_EQ(fitted.calm_fraction, 0.7);
+}
+
+TEST_F(TraceCommand, FitOfCountsPerExpertNeedsTheirRanks) {
+  const std::string csv = write("trace.csv", "a,0,0,0,40 20 30 10\na,1,0,0,25 25 25 25\n");
+  const std::string shape = path("shape.json");
+  const Outcome refused = trace({csv, "--fit", shape});
+  EXPECT_EQ(refused.code, kExitBadInput);
+  EXPECT_NE(refused.err.find("a divisor of 4"), std::string::npos) << refused.err;
+  EXPECT_FALSE(fs::exists(shape));
+  ASSERT_EQ(trace({csv, "--fit", shape, "--ep", "2"}).code, kExitDone);
+  EXPECT_EQ(routing_shape_from_json(read_json_file(shape), shape).quantiles,
+            (std::vector<double>{1.0, 1.2}))
+      << "60 of 50 rows at most";
+}
+
 TEST_F(TraceCommand, FoldsExpertsOntoRanks) {
   const std::string csv = write("trace.csv", "a,0,0,0,40 20 30 10\na,1,0,0,25 25 25 25\n");
   const Json experts = parse_json_object(trace({csv, "--json", "-"}).out, "output");
@@ -107,16 +136,20 @@ TEST_F(TraceCommand, BadInputIsOneLineAndWritesNothing) {
   const std::string good = log();
   const std::string bad = write("bad.log", "nothing of interest\n");
   const std::string output = (folder_ / "out.jsonl").string();
-  const std::vector<std::vector<std::string>> lines = {{},
-                                                       {"absent.log"},
-                                                       {bad},
-                                                       {good, bad},
-                                                       {good, good},
-                                                       {good, "--layers", "0"},
-                                                       {good, "--ep", "x"},
-                                                       {good, "-o", "-"},
-                                                       {good, "-o", good},
-                                                       {good, "--nonsense"}};
+  const std::vector<std::vector<std::string>> lines = {
+      {},
+      {"absent.log"},
+      {bad},
+      {good, bad},
+      {good, good},
+      {good, "--layers", "0"},
+      {good, "--ep", "x"},
+      {good, "-o", "-"},
+      {good, "-o", good},
+      {good, "--fit", "-"},
+      {good, "--fit", good},
+      {good, "--fit", path("s"), "--balanced-rows", "50"},
+      {good, "--nonsense"}};
   for (std::vector<std::string> arguments : lines) {
     if (std::find(arguments.begin(), arguments.end(), "-o") == arguments.end()) {
       arguments.insert(arguments.end(), {"-o", output});
