@@ -87,7 +87,7 @@ struct SimTraceEvent {
 struct SimTrace {
   int pp_rank = 0;
   int member = 0;
-  std::vector<SimTraceEvent> events;
+  std::vector<SimTraceEvent> events{};
 };
 
 /// Buffers of a run, reused: one per thread.

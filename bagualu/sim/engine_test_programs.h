@@ -255,9 +255,9 @@ class ReferenceEngine {
     if (!sent_.contains(key) || !posted_.contains(key)) return;
     const size_t from = peer_[{transfer.message, true}], to = peer_[{transfer.message, false}];
     const int64_t ns =
-        links_.message_latency_ns + static_cast<int64_t>(static_cast<double>(transfer.bytes) * 1e9 /
-                                                             links_.message_bytes_per_s +
-                                                         0.5);
+        links_.message_latency_ns +
+        static_cast<int64_t>(
+            static_cast<double>(transfer.bytes) * 1e9 / links_.message_bytes_per_s + 0.5);
     int64_t& free = link_free_[{from, to, transfer.gradient, member}];
     free = std::max({free, sent_[key], posted_[key]}) + ns;
     message_end_[key] = free;
