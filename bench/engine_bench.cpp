@@ -17,7 +17,13 @@ constexpr int64_t kTokens = 4096, kHidden = 7168, kRows = 4096;
 
 class Writer {
  public:
-  explicit Writer(int64_t slower_ns) : slower_ns_(slower_ns) {
+  explicit Writer(int64_t slower_ns) {
+    for (int i = 0; i < kFixedTimes; ++i) {
+      program_.times.push_back({{{kTokens, 200'000 + 7'000 * i + slower_ns}}});
+    }
+    for (int i = 0; i < 7; ++i) {
+      program_.times.push_back({{{0, 30'000}, {kRows, 400'000 + 9'000 * i + slower_ns}}});
+    }
     program_.tokens = kTokens;
     program_.cells = kLayers * kMicrobatches;
   }
@@ -26,7 +32,7 @@ class Writer {
   /// bytes and has scratch; a forward keeps what its backward frees.
   void layer(int microbatch, int layer, bool forward) {
     const int32_t cell = microbatch * kLayers + layer;
-    fixed_operators(forward ? 10 : 10, forward);
+    fixed_operators(10, forward);
     exchange(cell);
     row_operators(forward ? 5 : 7, cell, forward);
     exchange(cell);
@@ -42,17 +48,17 @@ class Writer {
   StepProgram take() { return std::move(program_); }
 
  private:
-  void instruction(SimStep step, int32_t cell) {
+  void instruction(SimStep step, int32_t cell = -1, int32_t time = -1) {
     SimInstruction one;
     one.step = step;
     one.cell = cell;
-    one.time = static_cast<int32_t>(program_.times.size()) - 1;
+    one.time = time;
     one.transfer = static_cast<int32_t>(program_.transfers.size()) - 1;
     one.bytes_begin = one.peak_bytes_end = one.bytes_end =
         static_cast<int32_t>(program_.bytes.size());
     program_.instructions.push_back(one);
   }
-  void await() { instruction(SimStep::kAwait, -1); }
+  void await() { instruction(SimStep::kAwait); }
 
   void bytes(const ByteFormula& kept, const ByteFormula& scratch, int32_t cell, bool forward) {
     SimInstruction& one = program_.instructions.back();
@@ -66,16 +72,14 @@ class Writer {
 
   void fixed_operators(int count, bool forward) {
     for (int i = 0; i < count; ++i) {
-      program_.times.push_back({{{kTokens, 200'000 + 7'000 * i + slower_ns_}}});
-      instruction(SimStep::kCompute, -1);
+      instruction(SimStep::kCompute, -1, i);
       bytes({.per_token = 2 * kHidden}, {.per_token = 4 * kHidden}, -1, forward);
     }
   }
 
   void row_operators(int count, int32_t cell, bool forward) {
     for (int i = 0; i < count; ++i) {
-      program_.times.push_back({{{0, 30'000}, {kRows, 400'000 + 9'000 * i + slower_ns_}}});
-      instruction(SimStep::kCompute, cell);
+      instruction(SimStep::kCompute, cell, kFixedTimes + i);
       bytes({.per_row = 2 * kHidden}, {.per_row = 4 * kHidden}, cell, forward);
     }
   }
@@ -83,7 +87,7 @@ class Writer {
   void exchange(int32_t cell) {
     program_.transfers.push_back(
         {.kind = SimTransferKind::kExchange, .cell = cell, .bytes_per_row = 2 * kHidden});
-    instruction(SimStep::kIssue, -1);
+    instruction(SimStep::kIssue);
     await();
   }
 
@@ -93,11 +97,11 @@ class Writer {
                                   .sends = sends,
                                   .gradient = gradient,
                                   .bytes = 2 * kTokens * kHidden});
-    instruction(SimStep::kIssue, -1);
+    instruction(SimStep::kIssue);
   }
 
+  static constexpr int kFixedTimes = 10;
   StepProgram program_;
-  int64_t slower_ns_;
 };
 
 StepProgram program_of(const PipelineOrder& order, int rank, int64_t slower_ns) {

@@ -71,7 +71,8 @@ bool SimEngine::Impl::step(Class& one, Group& group, const TimeOp& op) {
       one.ahead_ns = 0;
       return true;
     }
-    case TimeOp::Kind::kIssueMessage:
+    case TimeOp::Kind::kIssueSend:
+    case TimeOp::Kind::kIssueReceive:
       one.ahead_ns += op.before_ns;
       issue_message(one, group, op);
       return true;
@@ -100,14 +101,16 @@ bool SimEngine::Impl::step(Class& one, Group& group, const TimeOp& op) {
 }
 
 void SimEngine::Impl::issue_exchange(Class& one, Group& group, const TimeOp& op) {
-  const SimTransfer& transfer = one.program->transfers[static_cast<size_t>(op.transfer)];
   Exchange& exchange = group.exchanges[static_cast<size_t>(op.slot)];
-  BGL_CHECK(exchange.members == 0 || exchange.cell == transfer.cell, one.group, op.slot,
-            exchange.cell, transfer.cell, "members of a group exchange in different orders");
-  exchange.cell = transfer.cell;
+  if (exchange.members == 0) {  // the others' transfers are the same
+    const SimTransfer& transfer = one.program->transfers[static_cast<size_t>(op.transfer)];
+    exchange.cell = transfer.cell;
+    exchange.bytes = transfer.bytes;
+    exchange.bytes_per_row = transfer.bytes_per_row;
+  }
+  BGL_CHECK(exchange.cell == op.cell, one.group, op.slot, exchange.cell, op.cell,
+            "members of a group exchange in different orders");
   exchange.members += one.members;
-  exchange.bytes = std::max(exchange.bytes, transfer.bytes);
-  exchange.bytes_per_row = std::max(exchange.bytes_per_row, transfer.bytes_per_row);
   exchange.issued_ns = std::max(
       exchange.issued_ns, math_.latest(group.clock.data() + one.first, one.lanes) + one.ahead_ns);
   if (exchange.members == static_cast<int32_t>(members_)) finish_exchange(group, exchange);
@@ -157,12 +160,12 @@ void SimEngine::Impl::wake(const Group& group) {
 }
 
 void SimEngine::Impl::issue_message(Class& one, Group& group, const TimeOp& op) {
-  const SimTransfer& transfer = one.program->transfers[static_cast<size_t>(op.transfer)];
   const auto id = static_cast<size_t>(op.slot);
   Message& message = messages_[id];
-  MessageEnd& end = message.ends[transfer.sends ? 0 : 1];
+  MessageEnd& end = message.ends[op.kind == TimeOp::Kind::kIssueSend ? 0 : 1];
   const int32_t order = one.messages++;
-  if (end.members == 0) {
+  if (end.members == 0) {  // the others' transfers are the same
+    const SimTransfer& transfer = one.program->transfers[static_cast<size_t>(op.transfer)];
     end = {transfer.bytes, static_cast<int32_t>(one.group), 0, order, transfer.gradient};
   }
   BGL_CHECK(end.group == static_cast<int32_t>(one.group) && end.order == order, id, one.group,

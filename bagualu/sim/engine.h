@@ -102,7 +102,7 @@ class SimEngine {
   explicit SimEngine(const SimLinks& links);
   ~SimEngine();
   /// Requires: groups by pipeline rank, the same members in each; instructions of a group's
-  ///           programs issue the same exchanges and messages in the same order, and messages have
+  ///           programs issue equal exchanges and messages in the same order, and messages have
   ///           both ends. Between two ranks, both ends are issued in one order.
   /// Throws:   InternalError naming ranks and transfers if they wait for each other, unless a
   ///           program died.

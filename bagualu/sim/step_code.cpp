@@ -30,6 +30,7 @@ void StepCode::clear(const StepProgram& program) {
   seen_.assign(program.transfers.size(), Seen{});
   free_slots_.clear();
   fixed_ns_.assign(program.times.size(), -1);
+  pieces_of_.assign(program.times.size(), RowTime{});
   before_ns_ = common_ = high_ = 0;
 }
 
@@ -82,7 +83,7 @@ void StepCode::add_time(const StepProgram& program, const SimInstruction& instru
   BGL_CHECK(instruction.cell < program.cells, instruction.cell);
   const OpTime& time = program.times[id];
   if (instruction.cell >= 0 && time.points.size() > 1) {
-    add_row_time(time, instruction.cell);
+    add_row_time(time, id, instruction.cell);
     return;
   }
   int64_t& ns = fixed_ns_[id];
@@ -90,7 +91,7 @@ void StepCode::add_time(const StepProgram& program, const SimInstruction& instru
   before_ns_ += ns;
 }
 
-void StepCode::add_row_time(const OpTime& time, int32_t cell) {
+void StepCode::add_row_time(const OpTime& time, size_t id, int32_t cell) {
   // Fixed times before it may go first: nothing is issued in between.
   if (time_ops.empty() || time_ops.back().kind != TimeOp::Kind::kRows ||
       time_ops.back().cell != cell) {
@@ -101,19 +102,25 @@ void StepCode::add_row_time(const OpTime& time, int32_t cell) {
     time_ops.back().before_ns += before_ns_;
     before_ns_ = 0;
   }
+  RowTime& known = pieces_of_[id];
+  if (known.begin == known.end) known = add_pieces(time);
+  row_times.push_back(known);
+  time_ops.back().end = static_cast<int32_t>(row_times.size());
+}
+
+// As OpTime::eval(), to the last bit.
+RowTime StepCode::add_pieces(const OpTime& time) {
   const auto begin = static_cast<int32_t>(pieces.size());
   const auto& points = time.points;
   for (size_t k = 0; k + 1 < points.size(); ++k) {
-    // As OpTime::eval(), to the last bit.
     const auto& [x0, y0] = points[k];
     const auto& [x1, y1] = points[k + 1];
     const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
     BGL_CHECK(slope < kSteepest, slope);
-    pieces.push_back(
-        {static_cast<double>(x0), static_cast<double>(x0), static_cast<double>(y0), slope});
+    const auto x = static_cast<double>(x0);
+    pieces.push_back({x, x, static_cast<double>(y0), slope});
   }
-  row_times.push_back({begin, static_cast<int32_t>(pieces.size())});
-  time_ops.back().end = static_cast<int32_t>(row_times.size());
+  return {begin, static_cast<int32_t>(pieces.size())};
 }
 
 void StepCode::add_issue(const SimTransfer& transfer, int32_t id) {
@@ -121,7 +128,7 @@ void StepCode::add_issue(const SimTransfer& transfer, int32_t id) {
   Seen& seen = seen_[static_cast<size_t>(id)];
   BGL_CHECK(!seen.issued, id, "a transfer is issued twice");
   seen.issued = true;
-  TimeOp op{.transfer = id};
+  TimeOp op{.cell = transfer.cell, .transfer = id};
   switch (transfer.kind) {
     case SimTransferKind::kExchange:
       op.kind = TimeOp::Kind::kIssueExchange;
@@ -129,7 +136,7 @@ void StepCode::add_issue(const SimTransfer& transfer, int32_t id) {
       break;
     case SimTransferKind::kMessage:
       BGL_CHECK(transfer.message >= 0 && transfer.bytes_per_row == 0, id, transfer.message);
-      op.kind = TimeOp::Kind::kIssueMessage;
+      op.kind = transfer.sends ? TimeOp::Kind::kIssueSend : TimeOp::Kind::kIssueReceive;
       op.slot = transfer.message;
       messages = std::max(messages, transfer.message + 1);
       break;

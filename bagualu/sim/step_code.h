@@ -43,7 +43,8 @@ struct TimeOp {
     kRows,  ///< operators whose times depend on the rows of one cell, one after the other
     kIssueExchange,
     kAwaitExchange,
-    kIssueMessage,
+    kIssueSend,
+    kIssueReceive,
     kAwaitMessage,
     kIssueCopy,
     kAwaitCopy,
@@ -51,7 +52,7 @@ struct TimeOp {
   };
   Kind kind{};
   int64_t before_ns = 0;  ///< fixed compute times since the op before
-  int32_t cell = -1;      ///< kRows
+  int32_t cell = -1;      ///< kRows; of a transfer
   int32_t begin = 0;      ///< kRows: in StepCode::row_times
   int32_t end = 0;
   int32_t transfer = -1;  ///< in StepProgram::transfers
@@ -104,7 +105,8 @@ class StepCode {
 
   void clear(const StepProgram& program);
   void add_time(const StepProgram& program, const SimInstruction& instruction);
-  void add_row_time(const OpTime& time, int32_t cell);
+  void add_row_time(const OpTime& time, size_t id, int32_t cell);
+  RowTime add_pieces(const OpTime& time);
   void add_issue(const SimTransfer& transfer, int32_t id);
   void add_await(const SimTransfer& transfer, int32_t id, int32_t at);
   void add_bytes(const StepProgram& program, int32_t begin, int32_t end);
@@ -114,7 +116,8 @@ class StepCode {
   // Of the compilation alone.
   std::vector<Seen> seen_;
   std::vector<int32_t> free_slots_;
-  std::vector<int64_t> fixed_ns_;  // by time; -1: not yet evaluated
+  std::vector<int64_t> fixed_ns_;   // by time; -1: not yet evaluated
+  std::vector<RowTime> pieces_of_;  // by time; empty: not yet known
   std::vector<Change> changes_;
   int64_t before_ns_ = 0;
   int64_t common_ = 0;
