@@ -36,7 +36,7 @@ MegatronBuilder::MegatronBuilder(const ModelSpec& spec, const MegatronGraphOptio
       element_bytes_(options.element_bytes),
       tokens_(options.micro_batch_size * options.seq),
       hidden_bytes_(sequence_of(spec.hidden)),
-      writer_(tokens_, layers, options.transients) {}
+      writer_(tokens_, layers, options.transients, options.split_weight_grads) {}
 
 ByteFormula MegatronBuilder::sequence_bytes(int64_t bytes) const {
   return gathers() ? ByteFormula{.fixed = split_bytes(options_, bytes)} : per_token(bytes);
@@ -98,6 +98,7 @@ void MegatronBuilder::head() {
   const int logits = in_place ? writer_.constant("lm_head.out", tokens_of(vocab))
                               : writer_.unsaved("lm_head.out", tokens_of(vocab));
   step.creates = {logits};
+  step.weights = true;
   if (in_place) step.bwd_saved.push_back(logits);
   if (options_.transients) {
     const ByteFormula whole = tokens_of(spec_.hidden);

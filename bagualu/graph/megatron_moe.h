@@ -52,6 +52,9 @@ struct MegatronGraphOptions {
   bool weight_gradients = false;
   /// With transients: inputs are gathered into one buffer that is kept (Megatron's own GEMMs).
   bool gather_buffer = false;
+  /// GEMMs of the layers and of the head may run their backward in two parts (Note [Split
+  /// backward]). Either part has the workspace of both.
+  bool split_weight_grads = false;
 };
 
 /// The operator graph of the `megatron` implementation profile: what Megatron-Core keeps for

@@ -1,9 +1,12 @@
 #include "bagualu/graph/megatron_writer.h"
 
+#include <algorithm>
+
 namespace bagualu {
 
-MegatronWriter::MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients)
-    : summed_gradients_(summed_gradients) {
+MegatronWriter::MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients,
+                               bool split_weight_grads)
+    : summed_gradients_(summed_gradients), split_weight_grads_(split_weight_grads) {
   graph_.tokens = tokens;
   graph_.layers = static_cast<int>(layers);
 }
@@ -64,6 +67,7 @@ void MegatronWriter::add(MegatronStep step) {
   op.reads.insert(op.reads.end(), step.holds.begin(), step.holds.end());
   held_.push_back(step.holds.size());
   parts_.push_back(step.writes_parts);
+  weights_.push_back(step.weights);
   if (!step.fwd_scratch.empty()) op.fwd_workspace.phases.push_back(std::move(step.fwd_scratch));
   if (!step.bwd_scratch.empty()) op.bwd_workspace.phases.push_back(std::move(step.bwd_scratch));
   op.creates = std::move(step.creates);
@@ -89,6 +93,7 @@ int MegatronWriter::twin(int original, const std::string& name, ByteFormula byte
 
 Graph MegatronWriter::take() {
   add_gradients();
+  if (split_weight_grads_) split_backwards();
   graph_.finalize();
   return std::move(graph_);
 }
@@ -136,6 +141,38 @@ void MegatronWriter::pass_gradients(OpSpec& op, size_t index) {
     } else {
       op.bwd_creates.push_back(gradient(target));
     }
+  }
+}
+
+// A weight gradient reads the operator's inputs and its outputs' gradients. Where one of those is
+// the residual stream's, which operators further down add to, it reads a copy.
+void MegatronWriter::split_backwards() {
+  const auto read_below = [this](size_t op, int gradient) {
+    return std::any_of(graph_.ops.begin(), graph_.ops.begin() + static_cast<std::ptrdiff_t>(op),
+                       [gradient](const OpSpec& other) {
+                         const auto& reads = other.bwd_reads;
+                         return std::find(reads.begin(), reads.end(), gradient) != reads.end();
+                       });
+  };
+  for (size_t i = 0; i < graph_.ops.size(); ++i) {
+    if (weights_[i] == 0 || !graph_.ops[i].has_backward) continue;
+    std::vector<int> read;
+    for (int s : graph_.ops[i].creates) {
+      if (differentiates_[s] != s || gradient_of_[s] < 0) continue;
+      int made = gradient_of_[s];
+      if (read_below(i, made)) {
+        made = gradient(s);
+        graph_.storages[made].deferred_only = true;
+        graph_.storages[made].name += "_kept";
+        graph_.ops[i].bwd_creates.push_back(made);
+      }
+      read.push_back(made);
+    }
+    OpSpec& op = graph_.ops[i];
+    op.has_wgrad = true;
+    op.wgrad_saved = op.bwd_saved;
+    op.wgrad_reads = std::move(read);
+    op.input_grad_workspace = op.wgrad_workspace = op.bwd_workspace;
   }
 }
 

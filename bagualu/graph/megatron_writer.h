@@ -24,6 +24,7 @@ struct MegatronStep {
   bool writes_parts = false;    ///< its gradients are parts of what it read: nothing is summed
   std::vector<ByteFormula> fwd_scratch = {};
   std::vector<ByteFormula> bwd_scratch = {};
+  bool weights = false;  ///< a GEMM with weights, whose backward may be split
 };
 
 /// Writes operators, storages and gradients of the megatron profile's graph; knows its conventions
@@ -31,7 +32,9 @@ struct MegatronStep {
 class MegatronWriter {
  public:
   /// `summed_gradients`: a gradient that is added to one that exists takes bytes of its own first.
-  MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients = false);
+  /// `split_weight_grads`: steps with weights split their backward.
+  MegatronWriter(int64_t tokens, int64_t layers, bool summed_gradients = false,
+                 bool split_weight_grads = false);
 
   /// From here on storages and ops belong to this layer of the stage (-1: embedding, head), named
   /// by its number in the model.
@@ -67,15 +70,18 @@ class MegatronWriter {
 
  private:
   void add_gradients();
+  void split_backwards();
   void pass_gradients(OpSpec& op, size_t index);
   int gradient(int of);
 
   Graph graph_;
   bool summed_gradients_ = false;
+  bool split_weight_grads_ = false;
   int layer_ = -1;
   std::string prefix_;
   std::vector<size_t> held_;         ///< by op: reads at the end of its list that it only holds
   std::vector<uint8_t> parts_;       ///< by op: MegatronStep::writes_parts
+  std::vector<uint8_t> weights_;     ///< by op: MegatronStep::weights
   std::vector<int> differentiates_;  ///< by storage: itself, a twin's original, or -1
   std::vector<int> gradient_of_;     ///< by storage; -1: none yet
 };

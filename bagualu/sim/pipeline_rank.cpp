@@ -128,6 +128,7 @@ void PipelineRank::add_stage(int number) {
   options.first_layer = content.layer_count > 0 ? content.first_layer : job.model.layers;
   options.has_embedding = content.embedding;
   options.has_head = content.head;
+  options.split_weight_grads = plan_.policy.overlap || job.pipeline != PipelineKind::k1F1B;
   auto stage = std::make_unique<Stage>();
   stage->graph = options.layer_count > 0 ? build_megatron_graph(plan_.spec, options)
                                          : build_megatron_head(plan_.spec, options);

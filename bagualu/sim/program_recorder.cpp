@@ -168,6 +168,7 @@ void ProgramRecorder::Impl::communicate(const Action& action) {
     transfer.kind = SimTransferKind::kMessage;
     transfer.message = message_of(op, forward);
     transfer.sends = (op.kind == OpKind::kStageSend) == forward;
+    transfer.gradient = !forward;
     transfer.bytes = graph().storages[static_cast<size_t>(storage)].bytes.eval(graph().tokens, {});
     if (transfer.message < 0) {  // the other stage is here too
       SimInstruction made = instruction(SimStep::kCompute, action, -1);

@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <chrono>
 #include <random>
 #include <string>
 
+#include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/model/model_spec.h"
 #include "bagualu/model/strategy.h"
@@ -94,36 +93,182 @@ TEST(StageModel, ProgramsHaveThePeaksOfTheDriver) {
   }
 }
 
-TEST(StageModel, Measure) {
-  const Job job = small_job(32);
-  for (const std::string policy : {"adaptive", "full-recompute", "save-all"}) {
-    for (const bool overlap : {false, true}) {
-      const auto t0 = std::chrono::steady_clock::now();
-      StageModel model(job, h100(), by(policy, overlap), 14 * kGiB, 0);
-      const auto t1 = std::chrono::steady_clock::now();
-      std::mt19937 random(3);
-      const std::vector<int32_t> rows = random_rows(model, 1, 2.5, random);
-      const RankOutcome one = model.decide(1, rows.data());
-      const auto t2 = std::chrono::steady_clock::now();
-      const std::vector<int32_t> even(rows.size(), static_cast<int32_t>(model.balanced_rows()));
-      const RankOutcome calm = model.decide(1, even.data());
-      const auto t3 = std::chrono::steady_clock::now();
-      const auto ms = [](auto d) {
-        return std::chrono::duration<double, std::milli>(d).count();
-      };
-      std::printf(
-          "%s%s make %.1f ms, spiky %.1f ms (%ld mitigated of %ld, died %d, peak %.2f GiB), calm "
-          "%.1f ms "
-          "(%ld mitigated, peak %.2f), %zu instructions, %zu bytes, %zu times, short %.2f\n",
-          policy.c_str(), overlap ? " overlap" : "", ms(t1 - t0), ms(t2 - t1),
-          static_cast<long>(one.mitigated_gates), static_cast<long>(one.decisions), one.died,
-          static_cast<double>(one.peak_bytes) / (1 << 30), ms(t3 - t2),
-          static_cast<long>(calm.mitigated_gates),
-          static_cast<double>(calm.peak_bytes) / (1 << 30), one.program->instructions.size(),
-          one.program->bytes.size(), one.program->times.size(),
-          static_cast<double>(model.short_by_bytes(1)) / (1 << 30));
+/// Rows of a whole group: member m up to most[m] times the balanced ones, at random.
+std::vector<int32_t> group_rows(const StageModel& model, int pp_rank,
+                                const std::vector<double>& most, std::mt19937& random) {
+  std::vector<int32_t> rows(static_cast<size_t>(model.cells(pp_rank)) * most.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const double factor = most[i % most.size()] * static_cast<double>(random() % 1001) / 1000.0;
+    rows[i] = static_cast<int32_t>(factor * static_cast<double>(model.balanced_rows()));
+  }
+  return rows;
+}
+
+std::vector<int32_t> rows_of(const std::vector<int32_t>& rows, size_t member, size_t members) {
+  std::vector<int32_t> own;
+  for (size_t i = member; i < rows.size(); i += members) own.push_back(rows[i]);
+  return own;
+}
+
+/// Exchanges in the order in which they are issued.
+std::vector<std::string> exchanges(const StepProgram& program) {
+  std::vector<std::string> issued;
+  for (const SimInstruction& one : program.instructions) {
+    if (one.step != SimStep::kIssue) continue;
+    const SimTransfer& transfer = program.transfers[static_cast<size_t>(one.transfer)];
+    if (transfer.kind != SimTransferKind::kExchange) continue;
+    issued.push_back(std::to_string(one.microbatch) + " " +
+                     program.names[static_cast<size_t>(one.name)]);
+  }
+  return issued;
+}
+
+bool same(const StepProgram& a, const StepProgram& b) {
+  const auto text = [](const StepProgram& program) {
+    std::string all;
+    for (const SimInstruction& one : program.instructions) {
+      all += std::to_string(one.microbatch) + program.names[static_cast<size_t>(one.name)] + ";";
+    }
+    return all;
+  };
+  return text(a) == text(b);
+}
+
+TEST(StageModel, MembersBelowALevelShareItsProgramAndNeverExceedIt) {
+  std::mt19937 random(7);
+  const int64_t budget = 13 * kGiB;
+  for (const std::string policy : {"adaptive", "full-recompute", "kwai"}) {
+    StageModel model(small_job(), h100(), by(policy), budget, 0);
+    ASSERT_EQ(model.members(), 8);
+    for (const int rank : {0, 2}) {
+      const auto rows = group_rows(model, rank, {1.2, 1.2, 1.0, 1.5, 1.2, 1.5, 1.4, 2.5}, random);
+      const auto group = model.group(rank, rows.data(), {1.2, 1.5});
+      ASSERT_EQ(group.size(), 8u);
+      EXPECT_EQ(group[0].program, group[2].program);
+      EXPECT_EQ(group[3].program, group[6].program);
+      EXPECT_NE(group[0].program, group[3].program);
+      for (size_t m = 0; m < 8; ++m) {
+        const auto own = rows_of(rows, m, 8);
+        if (policy == "adaptive") {
+          EXPECT_FALSE(group[m].died);
+          EXPECT_LE(group[m].peak_bytes, budget);
+        }
+        EXPECT_LE(peak_of(group[m], own), group[m].peak_bytes);
+        EXPECT_EQ(exchanges(*group[m].program), exchanges(*group[0].program));
+      }
+      const auto hot = rows_of(rows, 7, 8);
+      EXPECT_EQ(peak_of(group[7], hot), group[7].peak_bytes);
+      EXPECT_TRUE(same(*group[7].program, *model.decide(rank, hot.data()).program));
     }
   }
+}
+
+// A member without room for a forward beside a backward speaks for the whole group.
+TEST(StageModel, AGroupIssuesTheSameExchangesWhateverItsMembersVote) {
+  std::mt19937 random(9);
+  for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kDualPipeV}) {
+    StageModel model(small_job(6, kind), h100(), by("adaptive", true), 15 * kGiB, 0);
+    int denied = 0;
+    for (const std::vector<double>& levels : {std::vector<double>{1.2}, std::vector<double>{}}) {
+      const auto rows = group_rows(model, 1, {1.0, 1.1, 3.0, 1.2, 1.0, 6.0, 1.1, 2.0}, random);
+      const auto group = model.group(1, rows.data(), levels);
+      const std::vector<std::string> order = exchanges(*group[0].program);
+      EXPECT_FALSE(order.empty());
+      for (size_t m = 0; m < 8; ++m) {
+        EXPECT_EQ(exchanges(*group[m].program), order) << m;
+        EXPECT_EQ(group[m].votes.size(), group[0].votes.size());
+        EXPECT_FALSE(group[m].died);
+        EXPECT_LE(peak_of(group[m], rows_of(rows, m, 8)), 15 * kGiB);
+        for (const bool vote : group[m].votes) denied += vote ? 0 : 1;
+      }
+    }
+    EXPECT_GT(denied, 0);
+  }
+}
+
+TEST(StageModel, OutcomesDoNotDependOnWhatWasAskedBefore) {
+  std::mt19937 random(11);
+  for (const bool overlap : {false, true}) {
+    StageModel model(small_job(6), h100(), by("adaptive", overlap), 12 * kGiB, 0);
+    const auto rows = random_rows(model, 1, 3.0, random);
+    const RankOutcome first = model.decide(1, rows.data());
+    EXPECT_GT(first.mitigated_gates, 0);
+    for (int i = 0; i < 5; ++i) model.decide(1, random_rows(model, 1, 3.0, random).data());
+    const RankOutcome again = model.decide(1, rows.data());
+    EXPECT_TRUE(same(*first.program, *again.program));
+    EXPECT_EQ(first.peak_bytes, again.peak_bytes);
+    EXPECT_EQ(first.exposed_ns, again.exposed_ns);
+  }
+}
+
+TEST(StageModel, AThresholdOnTheHottestRankBindsTheWholeGroup) {
+  SimPolicy policy = by("threshold");
+  policy.options.threshold = 2.0;
+  StageModel model(small_job(), h100(), policy, 0, 0);
+  std::vector<int32_t> rows(static_cast<size_t>(model.cells(0)) * 8,
+                            static_cast<int32_t>(model.balanced_rows()));
+  const auto calm = model.group(0, rows.data(), {1.2});
+  EXPECT_EQ(calm[0].mitigated_gates, 0);
+  rows[5] *= 3;  // member 5 in the first layer of the first micro-batch
+  const auto group = model.group(0, rows.data(), {1.2});
+  for (const RankOutcome& one : group) EXPECT_EQ(one.mitigated_gates, 1);
+  EXPECT_EQ(group[0].program, group[1].program);
+}
+
+TEST(StageModel, PoliciesWithOnePlanSurviveTheLoadTheyAreFittedFor) {
+  for (const std::string policy : {"static", "kwai", "adapipe"}) {
+    const int64_t budget = 10 * kGiB;
+    StageModel model(small_job(), h100(), by(policy), budget, 0);
+    for (const int rank : {0, 3}) {
+      const std::vector<int32_t> rows(
+          static_cast<size_t>(model.cells(rank)),
+          static_cast<int32_t>(1.2 * static_cast<double>(model.balanced_rows())));
+      const RankOutcome outcome = model.decide(rank, rows.data());
+      EXPECT_FALSE(outcome.died) << policy << rank;
+      EXPECT_LE(outcome.peak_bytes, budget);
+    }
+    const std::vector<int32_t> hot(static_cast<size_t>(model.cells(0)),
+                                   static_cast<int32_t>(model.largest_rows()));
+    const RankOutcome dead = model.decide(0, hot.data());
+    EXPECT_TRUE(dead.died);
+    EXPECT_TRUE(dead.program->dies);
+    EXPECT_GT(dead.peak_bytes, budget);
+  }
+}
+
+TEST(StageModel, PeaksOfSaveAllAreThoseOfJobMemory) {
+  const Job job = small_job();
+  const JobMemory memory(job);
+  StageModel model(job, h100(), by("save-all"), 0, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::vector<int32_t> rows(static_cast<size_t>(model.cells(rank)),
+                                    static_cast<int32_t>(model.balanced_rows()));
+    const auto expected = static_cast<double>(memory.peak_bytes(rank, {}));
+    EXPECT_NEAR(static_cast<double>(model.decide(rank, rows.data()).peak_bytes) / expected, 1.0,
+                0.03)
+        << rank;
+  }
+}
+
+TEST(StageModel, CellsAreLayersWithExpertsOfEveryMicrobatch) {
+  Job job = small_job(2, PipelineKind::kDualPipeV);  // rank 1 has stages 1 and 6 of 8
+  job.model.moe_layer[2] = 0;                        // layers 2, 3 and 12, 13
+  job.model.dense_ffn = 8192;
+  StageModel model(job, h100(), by("save-all"), 0, 0);
+  EXPECT_EQ(model.moe_layers(), 15);
+  const std::vector<SimCell> expected = {{0, 2}, {0, 11}, {0, 12}, {1, 2}, {1, 11}, {1, 12}};
+  EXPECT_EQ(model.cell_places(1), expected);
+  EXPECT_EQ(model.balanced_rows(), 4096 * 6);
+  // 8 ranks, 6 of whose 8 experts a token may choose.
+  EXPECT_EQ(model.largest_rows(), 8 * 4096 * 6);
+}
+
+TEST(StageModel, RefusesWhatItCannotSimulate) {
+  Job job = small_job(8, PipelineKind::kDualPipe);
+  EXPECT_THROW(StageModel(job, h100(), by("adaptive"), 0, 0), InvalidInput);
+  EXPECT_THROW(StageModel(small_job(), h100(), by("no such policy"), 0, 0), InvalidInput);
+  StageModel model(small_job(), h100(), by("adaptive"), kGiB, 0);
+  EXPECT_GT(model.short_by_bytes(0), 0);
 }
 
 }  // namespace
