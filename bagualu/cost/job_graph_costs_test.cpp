@@ -79,7 +79,7 @@ TEST(JobGraphCosts, LayersOfEveryStrategyCostWhatJobCostSays) {
             {.rows = static_cast<int64_t>(std::llround(factor * static_cast<double>(rows)))});
         // Tokens are permuted as at the balanced load, whatever comes; tiles are uneven between
         // points.
-        const double tolerance = factor == 1.0 ? 1e-4 : 0.02 + 0.015 * std::abs(factor - 1.0);
+        const double tolerance = factor == 1.0 ? 1e-4 : 0.03 + 0.015 * std::abs(factor - 1.0);
         const double expected = parts.forward_ns + parts.backward_ns() - exchange;
         EXPECT_NEAR(sums.work_ns / expected, 1.0, tolerance) << layer << " " << factor;
         EXPECT_NEAR(sums.exchange_ns, exchange, 1e-3 * exchange) << layer << " " << factor;

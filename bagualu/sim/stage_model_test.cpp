@@ -145,7 +145,8 @@ TEST(StageModel, MembersBelowALevelShareItsProgramAndNeverExceedIt) {
       const auto group = model.group(rank, rows.data(), {1.2, 1.5});
       ASSERT_EQ(group.size(), 8u);
       EXPECT_EQ(group[0].program, group[2].program);
-      EXPECT_EQ(group[3].program, group[6].program);
+      // kwai's plan does not survive the upper level; there everyone is driven for himself.
+      EXPECT_EQ(group[3].program == group[6].program, policy != "kwai");
       EXPECT_NE(group[0].program, group[3].program);
       for (size_t m = 0; m < 8; ++m) {
         const auto own = rows_of(rows, m, 8);
@@ -166,9 +167,11 @@ TEST(StageModel, MembersBelowALevelShareItsProgramAndNeverExceedIt) {
 // A member without room for a forward beside a backward speaks for the whole group.
 TEST(StageModel, AGroupIssuesTheSameExchangesWhateverItsMembersVote) {
   std::mt19937 random(9);
+  int denied = 0;
+  const int64_t budget = 12 * kGiB;
   for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kDualPipeV}) {
-    StageModel model(small_job(6, kind), h100(), by("adaptive", true), 15 * kGiB, 0);
-    int denied = 0;
+    StageModel model(small_job(6, kind), h100(), by("adaptive", true), budget, 0);
+    ASSERT_EQ(model.short_by_bytes(1), 0);
     for (const std::vector<double>& levels : {std::vector<double>{1.2}, std::vector<double>{}}) {
       const auto rows = group_rows(model, 1, {1.0, 1.1, 3.0, 1.2, 1.0, 6.0, 1.1, 2.0}, random);
       const auto group = model.group(1, rows.data(), levels);
@@ -178,12 +181,12 @@ TEST(StageModel, AGroupIssuesTheSameExchangesWhateverItsMembersVote) {
         EXPECT_EQ(exchanges(*group[m].program), order) << m;
         EXPECT_EQ(group[m].votes.size(), group[0].votes.size());
         EXPECT_FALSE(group[m].died);
-        EXPECT_LE(peak_of(group[m], rows_of(rows, m, 8)), 15 * kGiB);
+        EXPECT_LE(peak_of(group[m], rows_of(rows, m, 8)), budget);
         for (const bool vote : group[m].votes) denied += vote ? 0 : 1;
       }
     }
-    EXPECT_GT(denied, 0);
   }
+  EXPECT_GT(denied, 0);
 }
 
 TEST(StageModel, OutcomesDoNotDependOnWhatWasAskedBefore) {
