@@ -9,6 +9,7 @@
 #include "bagualu/base/atomic_file.h"
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
+#include "bagualu/cli/calibrate_figures.h"
 #include "bagualu/cli/flags.h"
 #include "bagualu/cli/plan_job_flags.h"
 #include "bagualu/cost/calibration.h"
@@ -29,6 +30,9 @@ struct CalibrateFlags {
   std::string out;
   std::string json;
   bool hold_out = false;
+  std::string scenario;
+  std::string mfu;
+  std::string iterations;
   std::string snapshot;
   std::string row;
   CommonPlanFlags common;
@@ -50,6 +54,16 @@ void add_flags(CLI::App* app, CalibrateFlags* flags) {
       "write the comparison as JSON; with - instead of the table");
   app->add_flag("--hold-out", flags->hold_out,
                 "fit on every second group of rows, by name, and test on the others");
+  const auto of_figures = [&](const char* name, std::string* value, const char* type,
+                              const char* help) {
+    app->add_option(name, *value, help)->type_name(type)->group("Published figures");
+  };
+  of_figures("--scenario", &flags->scenario, "FILE|NAME",
+             "in place of --measured: simulated on the machine, as `bagualu simulate` does");
+  of_figures("--mfu", &flags->mfu, "POLICY=FRACTION,...",
+             "published MFU of the policies' iterations without interruptions; as many as numbers "
+             "in --fit [gemm_efficiency_fraction,collective_efficiency_fraction]");
+  of_figures("--iterations", &flags->iterations, "COUNT", "of each simulation [8]");
   const auto of_memory = [&](const char* name, std::string* value, const char* type,
                              const char* help) {
     app->add_option(name, *value, help)->type_name(type)->group("Memory of a job");
@@ -175,6 +189,37 @@ int answer_memory(const CalibrateFlags& flags, const SourceTree& tree, const Str
   return kExitDone;
 }
 
+int answer_figures(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {
+  constexpr int64_t kIterations = 8;
+  if (flags.system.empty()) throw InvalidInput(kWhere, "--system", "nothing", "a file or a name");
+  if (flags.mfu.empty()) {
+    throw InvalidInput(kWhere, "--mfu", "nothing", "POLICY=FRACTION,..., as static=0.3");
+  }
+  const std::filesystem::path path =
+      resolve_config(flags.system, config_folders(tree, "systems"), kWhere, "--system");
+  FigureRequest request;
+  request.system = read_json_file(path);
+  request.where = path.string();
+  request.scenario = scenario_from_file(
+      resolve_config(flags.scenario, config_folders(tree, "scenarios"), kWhere, "--scenario"));
+  request.figures = parse_figures(flags.mfu, kWhere);
+  request.keys = split(flags.fit.empty() ? "gemm_efficiency_fraction,collective_efficiency_fraction"
+                                         : flags.fit);
+  request.iterations = flags.iterations.empty()
+                           ? kIterations
+                           : parse_int_flag(flags.iterations, kWhere, "--iterations", 1);
+  const FigureFit fit = fit_scenario_figures(request, simulate_job);
+  if (!flags.out.empty()) write_file_atomic(flags.out, fit.system.dump(2) + "\n");
+  const Json json = figures_json(request, fit);
+  if (flags.json == "-") {
+    streams.out << json.dump(2) << '\n';
+    return kExitDone;
+  }
+  if (!flags.json.empty()) write_file_atomic(flags.json, json.dump(2) + "\n");
+  print_figures(request, fit, streams.out);
+  return kExitDone;
+}
+
 int answer(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {
   const auto needed = [](const std::string& value, const char* flag, const char* what) {
     if (value.empty()) throw InvalidInput(kWhere, flag, "nothing", what);
@@ -206,12 +251,14 @@ int run_calibrate(const std::vector<std::string>& arguments, const SourceTree& t
                   const Streams& streams) {
   CLI::App app(
       "Fits the efficiencies of a machine to jobs whose times were measured, with errors with and "
-      "without the fit;\nor, with --snapshot, compares a job's memory with the prediction, bucket "
-      "by bucket.",
+      "without the fit;\nor, with --scenario, to published MFUs of policies on a simulated job; "
+      "or, "
+      "with --snapshot, compares a\njob's memory with the prediction, bucket by bucket.",
       kWhere);
   CalibrateFlags flags;
   add_flags(&app, &flags);
   if (!parse_flags(&app, arguments, kWhere, streams)) return kExitDone;
+  if (!flags.scenario.empty()) return answer_figures(flags, tree, streams);
   return flags.snapshot.empty() ? answer(flags, tree, streams)
                                 : answer_memory(flags, tree, streams);
 }
