@@ -35,7 +35,7 @@ std::vector<PublishedFigure> parse_figures(const std::string& text, const std::s
 FigureFit fit_scenario_figures(const FigureRequest& request, const PolicySimulator& simulator);
 
 void print_figures(const FigureRequest& request, const FigureFit& fit, std::ostream& out);
-/// docs/formats.md, "Fitted system".
+/// docs/formats.md, System (`fit`).
 Json figures_json(const FigureRequest& request, const FigureFit& fit);
 
 }  // namespace bagualu
