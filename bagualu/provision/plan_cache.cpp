@@ -40,14 +40,14 @@ void mitigation_key(const GateInput& input, PlanKey& key) {
   for (PassKind pass : input.ahead) key.words.push_back(static_cast<uint64_t>(pass));
 }
 
-size_t PlanCache::Hash::operator()(const PlanKey& key) const {
+size_t PlanCache::Hash::operator()(const PlanKey* key) const {
   uint64_t hash = kHashStart;
-  for (uint64_t word : key.words) hash = ((hash ^ word) * kHashPrime) ^ (hash >> 29);
+  for (uint64_t word : key->words) hash = ((hash ^ word) * kHashPrime) ^ (hash >> 29);
   return static_cast<size_t>(hash);
 }
 
 const Plan* PlanCache::find(const PlanKey& key) {
-  const auto found = index_.find(key);
+  const auto found = index_.find(&key);
   if (found == index_.end()) {
     ++misses_;
     return nullptr;
@@ -59,17 +59,17 @@ const Plan* PlanCache::find(const PlanKey& key) {
 
 void PlanCache::insert(const PlanKey& key, Plan plan) {
   if (capacity_ == 0) return;
-  const auto found = index_.find(key);
+  const auto found = index_.find(&key);
   if (found != index_.end()) {
     found->second->plan = std::move(plan);
     return;
   }
   if (entries_.size() >= capacity_) {
-    index_.erase(entries_.back().key);
+    index_.erase(&entries_.back().key);
     entries_.pop_back();
   }
   entries_.push_front({key, std::move(plan)});
-  index_[key] = entries_.begin();
+  index_[&entries_.front().key] = entries_.begin();
 }
 
 }  // namespace bagualu

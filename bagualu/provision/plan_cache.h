@@ -26,7 +26,7 @@ void mitigation_key(const GateInput& input, PlanKey& key);
 /// Least recently used plans leave first.
 class PlanCache {
  public:
-  explicit PlanCache(size_t capacity = 4096) : capacity_(capacity) {}
+  explicit PlanCache(size_t capacity = 1024) : capacity_(capacity) {}
 
   /// Returns: the plan, valid until the next insert(), or nullptr. Counts as hit or miss.
   const Plan* find(const PlanKey& key);
@@ -37,8 +37,12 @@ class PlanCache {
   int64_t misses() const { return misses_; }
 
  private:
+  // Of the keys that lie in the entries: each is held once.
   struct Hash {
-    size_t operator()(const PlanKey& key) const;
+    size_t operator()(const PlanKey* key) const;
+  };
+  struct Equal {
+    bool operator()(const PlanKey* a, const PlanKey* b) const { return *a == *b; }
   };
   struct Entry {
     PlanKey key;
@@ -47,7 +51,7 @@ class PlanCache {
 
   size_t capacity_;
   std::list<Entry> entries_;  ///< most recently used first
-  std::unordered_map<PlanKey, std::list<Entry>::iterator, Hash> index_;
+  std::unordered_map<const PlanKey*, std::list<Entry>::iterator, Hash, Equal> index_;
   int64_t hits_ = 0;
   int64_t misses_ = 0;
 };

@@ -61,9 +61,7 @@ class HostArenaState {
     }
     void* data = reuse(charged);
     if (data == nullptr) {
-      if (options_.limit_bytes > 0) {
-        trim_to(std::max<int64_t>(0, options_.limit_bytes - live_bytes_ - charged));
-      }
+      trim_to(keep_ceiling(live_bytes_ + charged));
       if (const auto full = ask_machine(charged)) {
         return *full;
       }
@@ -74,6 +72,7 @@ class HostArenaState {
     }
     live_bytes_ += charged;
     peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+    most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
     return data;
   }
 
@@ -85,7 +84,7 @@ class HostArenaState {
     } catch (const std::bad_alloc&) {
       give_to_system(data, charged);
     }
-    trim_to(keep_ceiling());
+    trim_to(keep_ceiling(live_bytes_));
   }
 
   void trim() {
@@ -97,7 +96,7 @@ class HostArenaState {
     BGL_CHECK(limit_bytes >= 0, limit_bytes);
     const std::lock_guard lock(mutex_);
     options_.limit_bytes = limit_bytes;
-    trim_to(keep_ceiling());
+    trim_to(keep_ceiling(live_bytes_));
   }
 
   void reset_peak() {
@@ -122,12 +121,13 @@ class HostArenaState {
     return member;
   }
 
-  /// Most bytes that may be kept now: live and kept together respect the limit.
-  int64_t keep_ceiling() const {
-    if (options_.limit_bytes == 0) {
-      return options_.keep_free_bytes;
-    }
-    return std::clamp<int64_t>(options_.limit_bytes - live_bytes_, 0, options_.keep_free_bytes);
+  /// Most bytes that may be kept beside so many live ones: live and kept together respect the
+  /// limit, and what was ever live at once. Sizes follow the routing, so that without the latter
+  /// ever more blocks of sizes that do not come again would be kept.
+  int64_t keep_ceiling(int64_t live_bytes) const {
+    int64_t most = most_live_bytes_;
+    if (options_.limit_bytes > 0) most = std::min(most, options_.limit_bytes);
+    return std::clamp<int64_t>(most - live_bytes, 0, options_.keep_free_bytes);
   }
 
   void keep(void* data, int64_t charged) {
@@ -186,6 +186,7 @@ class HostArenaState {
   HostArenaOptions options_;
   int64_t live_bytes_ = 0;
   int64_t peak_bytes_ = 0;
+  int64_t most_live_bytes_ = 0;  ///< as peak_bytes_, never reset
   int64_t kept_bytes_ = 0;
   /// What may be taken before the machine is asked again.
   int64_t machine_left_bytes_ = 0;

@@ -21,8 +21,9 @@ int64_t available_host_bytes(const std::filesystem::path& root = "/");
 struct HostArenaOptions {
   /// Live bytes never exceed this. 0 = only the machine limits.
   int64_t limit_bytes = 0;
-  /// Freed blocks kept for reuse, together at most this much; the oldest go back to the system
-  /// first. More saves page faults, less leaves memory to others.
+  /// Freed blocks kept for reuse, together at most this much, and with the live ones never more
+  /// than were once live together; the oldest go back to the system first. More saves page faults,
+  /// less leaves memory to others.
   int64_t keep_free_bytes = int64_t{256} << 20;
   /// Asked before memory is taken from the system, so that we are refused instead of killed.
   std::function<int64_t()> available_bytes = [] { return available_host_bytes(); };
@@ -66,7 +67,7 @@ class HostBlock {
 
 /// Host memory for offloaded storages: exact sizes (never rounded to a power of two), a hard limit,
 /// freed blocks reused by exact size.
-/// Ensures: live + kept bytes <= limit; a refusal leaves everything unchanged.
+/// Ensures: live + kept bytes <= limit and <= the most that were ever live; a refusal leaves everything unchanged.
 /// Threads: all members from any thread.
 /// Cost:    one lock and two map look-ups per block when a freed one fits, else a mapping.
 class HostArena {

@@ -88,6 +88,8 @@ TEST(HostArena, AsksMachineAgainBeforeTakingMoreThanItSaid) {
 
 TEST(HostArena, ReusesFreedBlockOfExactSizeOnly) {
   HostArena arena = plenty(0);
+  take(arena, 2 * kMiB).reset();
+  arena.trim();
   HostBlock block = take(arena, 1 * kMiB);
   void* const address = block.data();
   block.reset();
@@ -112,6 +114,17 @@ TEST(HostArena, KeepsAtMostTheHighWaterMark) {
   EXPECT_EQ(arena.kept_bytes(), 1 * kMiB);
   arena.trim();
   EXPECT_EQ(arena.kept_bytes(), 0);
+}
+
+// As offloaded rows do: no size comes twice, and never are more than two blocks live.
+TEST(HostArena, BlocksOfEverNewSizesDoNotPileUp) {
+  HostArena arena = plenty(0);
+  for (int64_t i = 0; i < 100; ++i) {
+    const HostBlock first = take(arena, 1 * kMiB + i * 4096);
+    const HostBlock second = take(arena, 1 * kMiB + (200 + i) * 4096);
+    EXPECT_EQ(arena.kept_bytes(), 0) << i;
+  }
+  EXPECT_LE(arena.kept_bytes(), 2 * kMiB + 398 * 4096);  // the last two together
 }
 
 TEST(HostArena, KeptBlocksNeverCauseARefusal) {

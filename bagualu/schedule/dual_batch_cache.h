@@ -15,7 +15,7 @@
 namespace bagualu {
 
 struct ScheduleCacheOptions {
-  size_t capacity = 4096;  ///< schedules; the one not used for longest goes first
+  size_t capacity = 1024;  ///< schedules; the one not used for longest goes first
   /// A kept order is used while its makespan over the bound is at most this much, in millionths,
   /// above what it was when it was found.
   int64_t slack_ppm = 10'000;
