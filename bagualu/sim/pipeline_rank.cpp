@@ -242,6 +242,7 @@ RankOutcome PipelineRank::decide(const int32_t* rows, int64_t stride, const doub
   RankOutcome outcome = outcome_of(run);
   StepProgram program = recorder_->take();
   program.dies = outcome.died;
+  prepare(&program);
   outcome.program = std::make_shared<const StepProgram>(std::move(program));
   outcome.votes = recorder_->said();
   return outcome;
