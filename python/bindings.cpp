@@ -160,6 +160,7 @@ void register_trainer(py::module_& m) {
       .def("plan_json", [](PyTrainer& t) { return t.trainer().plan_json().dump(); })
       .def("units_json", [](PyTrainer& t) { return units_to_json(t.trainer()).dump(); })
       .def("floor_json", [](PyTrainer& t) { return to_json(t.trainer().forecast()).dump(); })
+      .def("start_json", [](PyTrainer& t) { return start_to_json(t.trainer()).dump(); })
       .def("profile_json", [](PyTrainer& t) { return t.trainer().profile().dump(); })
       .def(
           "set_policy",

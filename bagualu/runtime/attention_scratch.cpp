@@ -20,7 +20,7 @@ int64_t scratch_of(DeviceArena& arena, Run&& run) {
 
 }  // namespace
 
-void measure_attention_scratch(const ModelSpec& spec, const TrainShape& shape, Graph& graph) {
+AttentionScratch measure_attention_scratch(const ModelSpec& spec, const TrainShape& shape) {
   DeviceArena* arena = DeviceArena::installed();
   BGL_CHECK(arena != nullptr, "the device arena is not installed");
   const ops::HeadLayout heads{shape.micro_batch_size, shape.seq, spec.heads, spec.kv_heads,
@@ -38,11 +38,7 @@ void measure_attention_scratch(const ModelSpec& spec, const TrainShape& shape, G
   const int64_t backward = scratch_of(*arena, [&] {
     return ops::core_attn_backward(d_out, q, k, v, result.out, result.lse, heads);
   });
-  for (OpSpec& op : graph.ops) {
-    if (op.kind != OpKind::kCoreAttn) continue;
-    op.fwd_workspace = {.phases = {}, .hidden_bytes = forward};
-    op.bwd_workspace = {.phases = {}, .hidden_bytes = backward};
-  }
+  return {forward, backward};
 }
 
 }  // namespace bagualu

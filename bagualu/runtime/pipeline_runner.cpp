@@ -158,6 +158,7 @@ void PipelineRunner::end_pass(const PipelinePass& pass, const PipelinePass* besi
     report.host_peak_bytes = std::max(report.host_peak_bytes, host_.peak_bytes());
     report.unaccounted_bytes = std::max(report.unaccounted_bytes, unaccounted_bytes_);
   }
+  report_.pass_bytes.push_back({arena_.peak_bytes(), arena_.live_bytes()});
 }
 
 void PipelineRunner::deciding() { decision_begin_ns_ = steady_now_ns(); }

@@ -47,9 +47,16 @@ struct MicrobatchReport {
   int64_t unaccounted_bytes = 0;  ///< largest |live - predicted live| between segments
 };
 
+/// A pass, or a pair that ran as one: with everything that was live when the step began.
+struct PassBytes {
+  int64_t peak_bytes = 0;
+  int64_t live_bytes = 0;  ///< at its end
+};
+
 /// What a rank did in one step.
 struct PassesReport {
   std::vector<MicrobatchReport> microbatches;  ///< in the order in which they began
+  std::vector<PassBytes> pass_bytes;           ///< in the order of the rank's passes
   int overlapped_segments = 0;
   int serialised_segments = 0;
   int deferred_passes = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bagualu/graph/test_models.h"
+#include "bagualu/runtime/attention_scratch.h"
 #include "bagualu/runtime/pipeline_runner.h"
 #include "bagualu/runtime/trainer.h"
 #include "bagualu/runtime/transfer_cpu.h"
@@ -82,7 +83,7 @@ class RunnerRig {
       : arena(DeviceArena::install(BudgetCounter::kNoBudget)),
         spec(model),
         options(settings),
-        graph(trainer_graph(spec, options)),
+        graph(training_graph(spec, options, measure_attention_scratch(spec, options.shape))),
         alone("", 0, 1),
         state(spec, options.layout, options.shape.dtype),
         executor({ExecutorStage{.graph = &graph}}, spec,

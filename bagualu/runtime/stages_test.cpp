@@ -145,7 +145,7 @@ class StageRig {
                                                   .dtype = shape_.dtype,
                                                   .stage = slice,
                                                   .split_weight_grads = true}));
-      measure_attention_scratch(spec_, shape_, graphs.back());
+      set_attention_scratch(measure_attention_scratch(spec_, shape_), graphs.back());
     }
     return graphs;
   }

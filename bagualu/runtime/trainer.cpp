@@ -269,28 +269,13 @@ void Trainer::ensure_policy() {
 }
 
 void Trainer::set_policies(const std::string& name, const PolicyOptions& options) {
+  TrainingSetup setup = options_;
+  setup.policy = name;
+  setup.policy_options = options;
+  setup.budget_bytes = budget_bytes_;
   RankOptions rank;
-  rank.activation_budget_bytes =
-      budget_bytes_ > 0 ? std::max<int64_t>(budget_bytes_ - policy_base_bytes_, 1) : 0;
-  rank.host_budget_bytes = options_.host_budget_bytes;
-  const std::vector<int64_t> budgets =
-      stage_budgets(forecast_.floor, forecast_.stage_calm_bytes, rank.activation_budget_bytes);
-  std::vector<RankStage> list;
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    TrainerStage& stage = *stages_[s];
-    stage.context.graph = &stage.graph;
-    stage.context.cost = &stage.cost;
-    stage.context.activation_budget_bytes = budgets[s];
-    stage.context.host_budget_bytes =
-        options_.host_budget_bytes / static_cast<int64_t>(stages_.size());
-    stage.context.balanced = balanced_;
-    stage.context.worst_case = worst_case_;
-    stage.context.allow_quantise = options_.allow_quantise;
-    stage.policy =
-        make_policy(name, stage.context,
-                    stage_policy_options(options, stage.graph, forecast_.floor.in_flight[s]));
-    list.push_back({stage.number, &stage.context, stage.policy.get()});
-  }
+  std::vector<RankStage> list =
+      make_policies(stages_, spec_, setup, forecast_, policy_base_bytes_, rank);
   runner_.set_stages(std::move(list), rank);
 }
 
@@ -361,6 +346,8 @@ void Trainer::run_microbatches(const StepInput& input, StepReport& report) {
   model_.zero_gradients();
   report.passes = runner_.train(program(input.tokens.size(0)), inputs(input, true));
   report.passes_end_ns = steady_now_ns();
+  report.pass_bytes.insert(report.pass_bytes.end(), report.passes.pass_bytes.begin(),
+                           report.passes.pass_bytes.end());
   // Sums over micro-batches are then the same whatever the order of passes was.
   std::sort(report.passes.microbatches.begin(), report.passes.microbatches.end(),
             [](const MicrobatchReport& a, const MicrobatchReport& b) {

@@ -61,6 +61,7 @@ struct StepReport {
   bool repeated = false;
   std::vector<MicrobatchReport> discarded;  ///< the first run's micro-batches, if repeated
   int64_t begin_ns = 0, passes_end_ns = 0, end_ns = 0;  ///< steady clock
+  std::vector<PassBytes> pass_bytes;  ///< of both runs, if repeated
   int64_t end_bytes = 0;
   int64_t host_end_bytes = 0;
   int64_t predicted_peak_bytes = 0;

@@ -105,6 +105,43 @@ std::vector<int64_t> most_rows(const Trainer& trainer, const StepReport& report)
   return rows;
 }
 
+// By micro-batch and stage: rows and largest piece of every layer with experts.
+Json loads_to_json(const Trainer& trainer, const StepReport& report) {
+  Json list = Json::array();
+  for (const MicrobatchReport& microbatch : report.passes.microbatches) {
+    Json loads = Json::array();
+    for (const GateSpec& gate : graph_of(trainer, microbatch).gates) {
+      const LayerLoad& load = microbatch.routing[static_cast<size_t>(gate.layer)]->load;
+      loads.push_back(load.rows);
+      loads.push_back(load.piece_rows);
+    }
+    list.push_back(std::move(loads));
+  }
+  return list;
+}
+
+// Plans as they were carried out. Most micro-batches share one: each is written once.
+void append_plans(const StepReport& report, Json& step) {
+  std::vector<std::string> texts;
+  Json plan_of = Json::array();
+  for (const MicrobatchReport& microbatch : report.passes.microbatches) {
+    const std::string text = plan_letters(microbatch.plan);
+    const auto at = std::find(texts.begin(), texts.end(), text);
+    plan_of.push_back(at - texts.begin());
+    if (at == texts.end()) texts.push_back(text);
+  }
+  step["plans"] = texts;
+  step["plan_of"] = plan_of;
+}
+
+Json pass_bytes_to_json(const StepReport& report) {
+  Json list = Json::array();
+  for (const PassBytes& pass : report.pass_bytes) {
+    list.push_back({pass.peak_bytes, pass.live_bytes});
+  }
+  return list;
+}
+
 void append_units(const TrainerStage& stage, Json& units) {
   const Graph& graph = stage.graph;
   for (size_t u = 0; u < graph.units.size(); ++u) {
@@ -219,8 +256,22 @@ Json step_to_json(const Trainer& trainer, const StepReport& report) {
                {"stop", report.stop},
                {"repeated", report.repeated},
                {"memory", memory}};
+  step["loads"] = loads_to_json(trainer, report);
+  append_plans(report, step);
+  step["pass_bytes"] = pass_bytes_to_json(report);
+  step["passes_ns"] = report.passes_end_ns - report.begin_ns;
+  step["step_ns"] = report.end_ns - report.begin_ns;
   append_times(report, step);
   return step;
+}
+
+Json start_to_json(const Trainer& trainer) {
+  Json scratch = Json::array({0, 0});
+  for (const OpSpec& op : trainer.stages().front()->graph.ops) {
+    if (op.kind != OpKind::kCoreAttn) continue;
+    scratch = {op.fwd_workspace.hidden_bytes, op.bwd_workspace.hidden_bytes};
+  }
+  return {{"attention_scratch_bytes", scratch}, {"profile", trainer.profile()}};
 }
 
 Json units_to_json(const Trainer& trainer) {

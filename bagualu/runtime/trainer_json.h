@@ -16,6 +16,10 @@ void read_step_extras(const Json& extras, const ModelSpec& spec, const TrainerOp
 /// A step as the run log has it (docs/formats.md, "step").
 Json step_to_json(const Trainer& trainer, const StepReport& report);
 
+/// What a replay of the rank needs beside its options: {"attention_scratch_bytes":[forward,
+/// backward],"profile":{...}}.
+Json start_to_json(const Trainer& trainer);
+
 Json to_json(const MemoryForecast& forecast);
 
 /// What a plan may say: [{"name":"layer0.qkv","layer":0,"allowed":["save","recompute",...]}].

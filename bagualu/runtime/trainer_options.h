@@ -4,26 +4,15 @@
 #include <string>
 
 #include "bagualu/base/json.h"
-#include "bagualu/model/layout.h"
-#include "bagualu/provision/policy_options.h"
+#include "bagualu/provision/training_rank.h"
 #include "bagualu/runtime/ops/optimizer.h"
 
 namespace bagualu {
 
 /// Everything a run fixes at its start. Units: *_bytes, 0 = no limit.
-struct TrainerOptions {
-  int64_t rank = 0;
-  ParallelLayout layout;
-  TrainShape shape;
-  bool overlap = false;  ///< run a forward beside a backward where the order pairs them
+struct TrainerOptions : TrainingSetup {
   uint64_t seed = 0;
-  std::string policy = "adaptive";
-  PolicyOptions policy_options;
-  int64_t budget_bytes = 0;
-  int64_t host_budget_bytes = 0;
-  int64_t chunk_rows = 256;  ///< rows per expert piece; part of the numerics
   Json profile;              ///< null: measure at the start
-  bool allow_quantise = false;
   bool verify_checksums = false;
   ops::AdamwOptions adamw;
   double clip = 0.0;  ///< largest gradient norm; 0 = no clipping

@@ -17,7 +17,7 @@ from bagualu.json_file import lock, write_atomic
 
 LOG_VERSION = 1
 SPIKE_IMBALANCE = 1.2  # rows of the hottest rank over the mean
-_KEPT_ON_RESUME = ("run", "step", "mitigation", "memory", "validation", "checkpoint")
+_KEPT_ON_RESUME = ("run", "start", "step", "mitigation", "memory", "validation", "checkpoint")
 # Keys of Trainer.step's answer that speak of the job and not of the rank.
 _GLOBAL_KEYS = ("loss", "grad_norm", "aux_loss", "z_loss", "imbalance", "mitigations", "stop",
                 "repeated",

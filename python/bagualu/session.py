@@ -42,6 +42,11 @@ def check_floor(floor: dict[str, Any], budget_bytes: int | None) -> None:
             f"--budget {-(-need // 2**20)}MiB would fit", missing)
 
 
+# Of Job.trainer_options(): what graphs, budgets, policies and the order of passes follow from.
+_REPLAYED_OPTIONS = ("world_size", "ep_size", "pp_size", "virtual_per_rank", "stage_layers",
+                     "pipeline", "overlap", "micro_batch_size", "seq", "microbatches", "dtype",
+                     "policy", "policy_args", "budget_bytes", "host_budget_bytes", "chunk_rows",
+                     "allow_quantise", "link_bytes_per_s", "link_latency_us")
 _FORECAST = ("static_bytes", "floor_bytes", "calm_peak_bytes", "worst_save_all_bytes")
 
 
@@ -90,7 +95,9 @@ class Session:
         self._claim = checkpoint.claim(Path(args.checkpoint)) \
             if self.leader and args.checkpoint else None
         path = Path(args.log) if self.leader and args.log else None
+        start = self._start_record() if args.log else {}
         self.log = RunLog(path, self._run_record(), job.first_step)
+        self.log.write("start", **start)
         if path is not None and job.first_step == 0:
             for rank in range(job.world):  # another run's: they are no part of this log
                 trace_file(path, rank).unlink(missing_ok=True)
@@ -128,6 +135,23 @@ class Session:
                 "micro_batch_size": args.micro_batch_size, "seq": args.seq,
                 "microbatches": args.micro_batches, "steps": args.steps,
                 "trace_step": args.trace_step, "argv": args.argv}
+
+    def _start_record(self) -> dict[str, Any]:
+        """What a replay needs to decide as this start does; every rank takes part. Rank 0's."""
+        texts = self.comm.gather(self.trainer.start_json())
+        if not self.leader:
+            return {}
+        starts = [json.loads(text) for text in texts]
+        profiles: list[Any] = []
+        for start in starts:
+            if start["profile"] not in profiles:
+                profiles.append(start["profile"])
+        options = self.job.trainer_options(0)
+        return {"first_step": self.job.first_step,
+                "options": {key: options[key] for key in _REPLAYED_OPTIONS},
+                "attention_scratch_bytes": starts[0]["attention_scratch_bytes"],
+                "profiles": profiles,
+                "profile_of": [profiles.index(start["profile"]) for start in starts]}
 
     def _tensorboard(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # an optional package

@@ -216,6 +216,10 @@ class Trainer:
     def plan_json(self):
         return json.dumps({"policy": "adaptive", "plan": {"units": {}}})
 
+    def start_json(self):
+        return json.dumps({"attention_scratch_bytes": [0, 0],
+                           "profile": json.loads(self.profile_json())})
+
     def profile_json(self):
         exchange = {"forward": [[64, 1000], [128, 2000]]}
         return json.dumps({"version": 1,
