@@ -12,6 +12,7 @@
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
 #include "bagualu/cli/schedule_command.h"
+#include "bagualu/cli/simulate_command.h"
 #include "bagualu/cli/source_tree.h"
 #include "bagualu/cli/trace_command.h"
 
@@ -38,6 +39,10 @@ int run_schedule_command(std::string_view, const Arguments& arguments, const Str
   return run_schedule(arguments, streams);
 }
 
+int run_simulate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
+  return run_simulate(arguments, streams);
+}
+
 int run_calibrate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
   return run_calibrate(arguments, find_source_tree(), streams);
 }
@@ -57,12 +62,13 @@ int run_report(std::string_view, const Arguments& arguments, const Streams&) {
   exec_python(python_invocation(tree, BAGUALU_PYTHON, "bagualu.report", all));
 }
 
-constexpr std::array<Subcommand, 8> kSubcommands = {{
+constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"plan", "memory of one rank: static bytes, activations, peak, floor, what it survives",
      run_plan_command},
     {"trace", "routing logs to one format, with statistics of the imbalance", run_trace_command},
     {"schedule", "order of a pipeline's passes: drawing, activations in flight, bubbles",
      run_schedule_command},
+    {"simulate", "a job over many iterations, or a real run again", run_simulate_command},
     {"calibrate", "fit a machine's efficiencies to measured jobs, compare memory snapshots",
      run_calibrate_command},
     {"train", "train a model under a memory budget, on one or more ranks", run_launcher},

@@ -19,7 +19,7 @@ from bagualu.hf import Shard
 from bagualu.preflight import Job
 from bagualu.progress import Progress, mitigation_line, proposal
 from bagualu.run_log import RunLog, Totals, step_record, trace_file
-from bagualu.runtime_module import forecast
+from bagualu.runtime_module import forecast, load_runtime
 from bagualu.units import format_bytes
 
 
@@ -138,7 +138,9 @@ class Session:
 
     def _start_record(self) -> dict[str, Any]:
         """What a replay needs to decide as this start does; every rank takes part. Rank 0's."""
-        texts = self.comm.gather(self.trainer.start_json())
+        live_bytes = load_runtime().arena_stats()["live_bytes"]
+        texts = self.comm.gather(json.dumps(json.loads(self.trainer.start_json())
+                                            | {"live_bytes": live_bytes}))
         if not self.leader:
             return {}
         starts = [json.loads(text) for text in texts]
@@ -149,6 +151,7 @@ class Session:
         options = self.job.trainer_options(0)
         return {"first_step": self.job.first_step,
                 "options": {key: options[key] for key in _REPLAYED_OPTIONS},
+                "live_bytes": [start["live_bytes"] for start in starts],
                 "attention_scratch_bytes": starts[0]["attention_scratch_bytes"],
                 "profiles": profiles,
                 "profile_of": [profiles.index(start["profile"]) for start in starts]}

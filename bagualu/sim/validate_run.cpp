@@ -1,0 +1,186 @@
+#include "bagualu/sim/validate_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bagualu/sim/run_replay.h"
+#include "bagualu/sim/run_timing.h"
+
+namespace bagualu {
+namespace {
+
+void compare(EqualCount& count, int64_t simulated, int64_t measured, const std::string& place) {
+  ++count.compared;
+  if (simulated == measured) return;
+  if (count.different++ == 0) count.first = fmt::format("{}: {} for {}", place, simulated, measured);
+}
+
+std::string residencies_of(const std::string& plan) { return plan.substr(0, plan.find('/')); }
+
+void compare_plans(const ReplayedRank& simulated, const LoggedRank& measured, size_t stages,
+                   const std::string& rank, StepValidation& step) {
+  for (size_t i = 0; i < measured.plans.size(); ++i) {
+    const std::string place = fmt::format("{}, micro-batch {}", rank, i / stages);
+    const std::string& mine = simulated.plans.at(i);
+    const std::string a = residencies_of(mine), b = residencies_of(measured.plans[i]);
+    ++step.plans.compared;
+    if (mine != measured.plans[i] && step.plans.different++ == 0) {
+      step.plans.first = fmt::format("{}: {} for {}", place, mine, measured.plans[i]);
+    }
+    for (size_t u = 0; u < std::max(a.size(), b.size()); ++u) {
+      const char x = u < a.size() ? a[u] : '-', y = u < b.size() ? b[u] : '-';
+      ++step.residencies.compared;
+      if (x != y && step.residencies.different++ == 0) {
+        step.residencies.first = fmt::format("{}, unit {}: {} for {}", place, u, x, y);
+      }
+    }
+  }
+}
+
+void compare_bytes(const ReplayedRank& simulated, const LoggedRank& measured,
+                   const std::string& rank, StepValidation& step) {
+  compare(step.peaks, simulated.peak_bytes, measured.peak_bytes, rank);
+  compare(step.host_peaks, simulated.host_peak_bytes, measured.host_peak_bytes, rank);
+  compare(step.ends, simulated.end_bytes, measured.end_bytes, rank);
+  compare(step.cache_hits, simulated.cache_hits, measured.cache_hits, rank);
+  const size_t passes = std::max(simulated.passes.size(), measured.passes.size());
+  for (size_t p = 0; p < passes; ++p) {
+    const PassLevel a = p < simulated.passes.size() ? simulated.passes[p] : PassLevel{};
+    const PassLevel b = p < measured.passes.size() ? measured.passes[p] : PassLevel{};
+    compare(step.passes, a.peak_bytes, b.peak_bytes, fmt::format("{}, peak of pass {}", rank, p));
+    compare(step.passes, a.live_bytes, b.live_bytes, fmt::format("{}, after pass {}", rank, p));
+  }
+}
+
+void compare_points(const std::vector<LivePoint>& simulated, const LoggedStep& measured,
+                    StepValidation& step) {
+  const size_t points = std::max(simulated.size(), measured.memory.size());
+  for (size_t i = 0; i < points; ++i) {
+    const LivePoint a = i < simulated.size() ? simulated[i] : LivePoint{};
+    const LivePoint b = i < measured.memory.size() ? measured.memory[i] : LivePoint{};
+    const std::string place = fmt::format("action {}, {}", i, a.action);
+    compare(step.points, a.live_bytes, b.live_bytes, place);
+    if (a.action != b.action && step.points.different++ == 0) {
+      step.points.first = fmt::format("{} for {}", place, b.action);
+    }
+  }
+}
+
+StepValidation compare_step(const ReplayedStep& simulated, const LoggedStep& measured,
+                            size_t stages) {
+  StepValidation step;
+  step.step = measured.step;
+  step.spike = measured.spike;
+  step.measured_ns = measured.step_ns;
+  for (size_t r = 0; r < measured.ranks.size(); ++r) {
+    const std::string rank = fmt::format("rank {}", r);
+    compare_plans(simulated.ranks[r], measured.ranks[r], stages, rank, step);
+    compare_bytes(simulated.ranks[r], measured.ranks[r], rank, step);
+    step.measured_passes_ns = std::max(step.measured_passes_ns, measured.ranks[r].passes_ns);
+  }
+  if (measured.memory_rank >= 0) {
+    compare_points(simulated.ranks[static_cast<size_t>(measured.memory_rank)].memory, measured,
+                   step);
+  }
+  return step;
+}
+
+template <class Number>
+Number nearest_rank(std::vector<Number> values, double fraction) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto at = static_cast<size_t>(std::ceil(fraction * static_cast<double>(values.size())));
+  return values[std::max<size_t>(at, 1) - 1];
+}
+
+// Decisions run on the computing thread, between passes of operators.
+int64_t slowest_decisions_ns(const LoggedStep& step) {
+  int64_t most = 0;
+  for (const LoggedRank& rank : step.ranks) {
+    int64_t sum = 0;
+    for (const int64_t ns : rank.decision_ns) sum += ns;
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+OutsideTimes calibrate(const LoggedStart& start, std::vector<StepValidation>& steps,
+                       int64_t calibrating) {
+  std::vector<int64_t> decisions, after;
+  for (size_t i = 1; i < steps.size() && static_cast<int64_t>(i) <= calibrating; ++i) {
+    steps[i].calibrates = true;
+    decisions.push_back(slowest_decisions_ns(start.steps[i]));
+    after.push_back(steps[i].measured_ns - steps[i].measured_passes_ns);
+  }
+  return {nearest_rank(decisions, 0.5), nearest_rank(after, 0.5)};
+}
+
+void summarise(RunValidation& all) {
+  std::vector<double> distances, errors, passes;
+  for (const StepValidation& step : all.steps) {
+    for (EqualCount StepValidation::* count :
+         {&StepValidation::residencies, &StepValidation::plans, &StepValidation::peaks,
+          &StepValidation::passes, &StepValidation::points, &StepValidation::host_peaks,
+          &StepValidation::ends, &StepValidation::cache_hits}) {
+      (all.total.*count).add(step.*count);
+    }
+    if (step.predicted_ns == 0 || step.calibrates) continue;
+    ++all.timed_steps;
+    errors.push_back(step.error());
+    distances.push_back(std::abs(step.error()));
+    passes.push_back(std::abs(static_cast<double>(step.predicted_passes_ns) /
+                                  static_cast<double>(step.measured_passes_ns) -
+                              1));
+  }
+  all.median_error = nearest_rank(distances, 0.5);
+  all.p90_error = nearest_rank(distances, 0.9);
+  all.bias = nearest_rank(errors, 0.5);
+  all.median_passes_error = nearest_rank(passes, 0.5);
+}
+
+}  // namespace
+
+void EqualCount::add(const EqualCount& other) {
+  compared += other.compared;
+  if (different == 0) first = other.first;
+  different += other.different;
+}
+
+RunValidation validate_run(const LoggedRun& run, const std::string& where,
+                           const ValidateOptions& options) {
+  RunValidation all;
+  int64_t steps = 0;
+  for (const LoggedStart& start : run.starts) steps += static_cast<int64_t>(start.steps.size());
+  for (const LoggedStart& start : run.starts) {
+    RunReplay replay(run.model, start, where);
+    const SimLinks links = run_links(start, replay);
+    replay.set_counts_exchange_ns(links.latency_ns);
+    RunTiming timing(links, start);
+    const auto stages = static_cast<size_t>(start.setup.layout.stages_per_rank());
+    std::vector<StepValidation> list;
+    for (const LoggedStep& logged : start.steps) {
+      const ReplayedStep simulated = replay.step(logged, options.times);
+      list.push_back(compare_step(simulated, logged, stages));
+      // A repeated step's programs are of its second run alone.
+      const bool timed = options.times && !simulated.repeated && list.size() > 1;
+      if (timed) list.back().predicted_passes_ns = timing.passes_ns(simulated, logged);
+      if (options.progress) {
+        options.progress(static_cast<int64_t>(all.steps.size() + list.size()), steps);
+      }
+    }
+    all.outside = calibrate(start, list, options.calibrating_steps);
+    for (StepValidation& step : list) {
+      if (step.predicted_passes_ns > 0) {
+        step.predicted_passes_ns += all.outside.decisions_ns;
+        step.predicted_ns = step.predicted_passes_ns + all.outside.after_ns;
+      }
+      all.steps.push_back(std::move(step));
+    }
+  }
+  summarise(all);
+  return all;
+}
+
+}  // namespace bagualu
