@@ -9,9 +9,21 @@
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/base/units.h"
 #include "bagualu/cost/profile.h"
 
 namespace bagualu {
+namespace {
+
+// The runtime's host arena takes large blocks in whole pages; decisions count their bytes alone.
+constexpr int64_t kLargeBlockBytes = int64_t{64} << 10;
+constexpr int64_t kPageBytes = 4096;
+
+int64_t host_block_bytes(int64_t storage_bytes) {
+  return storage_bytes < kLargeBlockBytes ? storage_bytes : round_up(storage_bytes, kPageBytes);
+}
+
+}  // namespace
 
 // Votes of an expert group, whose ranks are threads. What they agree on depends on nothing but what
 // they say.
@@ -88,6 +100,7 @@ class RunReplay::Rank final : public RankHost {
     points_ = points;
     result_ = &result;
     bytes_ = {};
+    host_bytes_ = 0;
     slots_.clear();
     if (recording_) {
       recorder_->begin(*driver_, [this](int stage, int microbatch, int layer) {
@@ -168,7 +181,12 @@ class RunReplay::Rank final : public RankHost {
     for (const StageAction& of : actions) {
       const Slot& slot = slots_[static_cast<size_t>(of.slot)];
       const Graph& graph = stages_[static_cast<size_t>(slot.stage)]->graph;
+      const int64_t host_before_bytes = bytes_.host_live_bytes;
       replay_action(graph, driver_->plan_of(of.slot), slot.table, of.action, bytes_);
+      const int64_t host_change_bytes = bytes_.host_live_bytes - host_before_bytes;
+      host_bytes_ += host_change_bytes < 0 ? -host_block_bytes(-host_change_bytes)
+                                           : host_block_bytes(host_change_bytes);
+      result_->host_peak_bytes = std::max(result_->host_peak_bytes, host_bytes_);
       if (points_) {
         result_->memory.push_back(
             {live_bytes_ + bytes_.live_bytes, action_text(graph, of.action)});
@@ -223,7 +241,6 @@ class RunReplay::Rank final : public RankHost {
     const int64_t peak_bytes = live_bytes_ + bytes_.peak_bytes;
     result_->passes.push_back({peak_bytes, live_bytes_ + bytes_.live_bytes});
     result_->peak_bytes = std::max(result_->peak_bytes, peak_bytes);
-    result_->host_peak_bytes = std::max(result_->host_peak_bytes, bytes_.host_peak_bytes);
   }
 
   const int rank_;
@@ -247,6 +264,7 @@ class RunReplay::Rank final : public RankHost {
   bool points_ = false;
   ReplayedRank* result_ = nullptr;
   MemoryReplay bytes_;
+  int64_t host_bytes_ = 0;  ///< in blocks
   std::vector<Slot> slots_;
 };
 

@@ -78,8 +78,9 @@ StepValidation compare_step(const ReplayedStep& simulated, const LoggedStep& mea
     const std::string rank = fmt::format("rank {}", r);
     compare_plans(simulated.ranks[r], measured.ranks[r], stages, rank, step);
     compare_bytes(simulated.ranks[r], measured.ranks[r], rank, step);
-    step.measured_passes_ns = std::max(step.measured_passes_ns, measured.ranks[r].passes_ns);
   }
+  // Rank 0 has the log to write, so the others' steps begin before its own, and wait.
+  step.measured_passes_ns = measured.ranks[0].passes_ns;
   if (measured.memory_rank >= 0) {
     compare_points(simulated.ranks[static_cast<size_t>(measured.memory_rank)].memory, measured,
                    step);
@@ -95,26 +96,40 @@ Number nearest_rank(std::vector<Number> values, double fraction) {
   return values[std::max<size_t>(at, 1) - 1];
 }
 
-// Decisions run on the computing thread, between passes of operators.
-int64_t slowest_decisions_ns(const LoggedStep& step) {
+// Decisions run on the computing thread, between operators. The log has the times of all and how
+// many were hits: those are the quickest.
+void add_decisions(const LoggedRank& rank, std::vector<int64_t>& hits,
+                   std::vector<int64_t>& searches) {
+  std::vector<int64_t> times = rank.decision_ns;
+  std::sort(times.begin(), times.end());
+  const auto bound = times.begin() + std::min<int64_t>(rank.cache_hits,
+                                                       static_cast<int64_t>(times.size()));
+  hits.insert(hits.end(), times.begin(), bound);
+  searches.insert(searches.end(), bound, times.end());
+}
+
+int64_t slowest_decisions_ns(const ReplayedStep& step, const OutsideTimes& times) {
   int64_t most = 0;
-  for (const LoggedRank& rank : step.ranks) {
-    int64_t sum = 0;
-    for (const int64_t ns : rank.decision_ns) sum += ns;
-    most = std::max(most, sum);
+  for (const ReplayedRank& rank : step.ranks) {
+    most = std::max(most, rank.cache_hits * times.hit_ns +
+                              (rank.decisions - rank.cache_hits) * times.search_ns);
   }
   return most;
 }
 
-OutsideTimes calibrate(const LoggedStart& start, std::vector<StepValidation>& steps,
-                       int64_t calibrating) {
-  std::vector<int64_t> decisions, after;
-  for (size_t i = 1; i < steps.size() && static_cast<int64_t>(i) <= calibrating; ++i) {
-    steps[i].calibrates = true;
-    decisions.push_back(slowest_decisions_ns(start.steps[i]));
-    after.push_back(steps[i].measured_ns - steps[i].measured_passes_ns);
+bool calibrates(size_t step, int64_t calibrating) {
+  return step > 0 && static_cast<int64_t>(step) <= calibrating;
+}
+
+OutsideTimes calibrate(const LoggedStart& start, int64_t calibrating) {
+  std::vector<int64_t> hits, searches, after;
+  for (size_t i = 0; i < start.steps.size(); ++i) {
+    if (!calibrates(i, calibrating)) continue;
+    const LoggedStep& step = start.steps[i];
+    for (const LoggedRank& rank : step.ranks) add_decisions(rank, hits, searches);
+    after.push_back(step.step_ns - step.ranks[0].passes_ns);
   }
-  return {nearest_rank(decisions, 0.5), nearest_rank(after, 0.5)};
+  return {nearest_rank(hits, 0.5), nearest_rank(searches, 0.5), nearest_rank(after, 0.5)};
 }
 
 void summarise(RunValidation& all) {
@@ -158,25 +173,21 @@ RunValidation validate_run(const LoggedRun& run, const std::string& where,
     const SimLinks links = run_links(start, replay);
     replay.set_counts_exchange_ns(links.latency_ns);
     RunTiming timing(links, start);
+    all.outside = calibrate(start, options.calibrating_steps);
     const auto stages = static_cast<size_t>(start.setup.layout.stages_per_rank());
-    std::vector<StepValidation> list;
-    for (const LoggedStep& logged : start.steps) {
+    for (size_t i = 0; i < start.steps.size(); ++i) {
+      const LoggedStep& logged = start.steps[i];
       const ReplayedStep simulated = replay.step(logged, options.times);
-      list.push_back(compare_step(simulated, logged, stages));
-      // A repeated step's programs are of its second run alone.
-      const bool timed = options.times && !simulated.repeated && list.size() > 1;
-      if (timed) list.back().predicted_passes_ns = timing.passes_ns(simulated, logged);
-      if (options.progress) {
-        options.progress(static_cast<int64_t>(all.steps.size() + list.size()), steps);
-      }
-    }
-    all.outside = calibrate(start, list, options.calibrating_steps);
-    for (StepValidation& step : list) {
-      if (step.predicted_passes_ns > 0) {
-        step.predicted_passes_ns += all.outside.decisions_ns;
+      StepValidation step = compare_step(simulated, logged, stages);
+      step.calibrates = calibrates(i, options.calibrating_steps);
+      // The first step of a start warms caches; a repeated one's programs are of its second run.
+      if (options.times && !simulated.repeated && i > 0) {
+        step.predicted_passes_ns = timing.passes_ns(simulated, logged) +
+                                   slowest_decisions_ns(simulated, all.outside);
         step.predicted_ns = step.predicted_passes_ns + all.outside.after_ns;
       }
       all.steps.push_back(std::move(step));
+      if (options.progress) options.progress(static_cast<int64_t>(all.steps.size()), steps);
     }
   }
   summarise(all);

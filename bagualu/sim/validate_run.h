@@ -36,7 +36,7 @@ struct StepValidation {
   EqualCount cache_hits;   ///< decisions without a search, by rank
   int64_t measured_ns = 0;
   int64_t predicted_ns = 0;  ///< 0: of no use, or not asked for
-  int64_t measured_passes_ns = 0;  ///< of the slowest rank, until its last pass
+  int64_t measured_passes_ns = 0;  ///< of rank 0, until its last pass
   int64_t predicted_passes_ns = 0;
   bool calibrates = false;  ///< what is outside operators was taken from it
 
@@ -45,10 +45,11 @@ struct StepValidation {
   }
 };
 
-/// Units: ns per step
+/// Medians over the calibrating steps of a start.
 struct OutsideTimes {
-  int64_t decisions_ns = 0;  ///< median over the calibrating steps of the slowest rank's
-  int64_t after_ns = 0;      ///< from the last pass to the next step
+  int64_t hit_ns = 0;     ///< of a decision without a search
+  int64_t search_ns = 0;  ///< of the others; without any, 0
+  int64_t after_ns = 0;   ///< per step, from rank 0's last pass to its next step
 };
 
 struct RunValidation {
