@@ -12,7 +12,7 @@
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
 #include "bagualu/cli/schedule_command.h"
-#include "bagualu/cli/simulate_command.h"
+#include "bagualu/cli/simulate_validate.h"
 #include "bagualu/cli/source_tree.h"
 #include "bagualu/cli/trace_command.h"
 
@@ -40,7 +40,7 @@ int run_schedule_command(std::string_view, const Arguments& arguments, const Str
 }
 
 int run_simulate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
-  return run_simulate(arguments, streams);
+  return run_simulate_validate(arguments, streams);
 }
 
 int run_calibrate_command(std::string_view, const Arguments& arguments, const Streams& streams) {

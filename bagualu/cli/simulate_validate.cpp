@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "bagualu/base/atomic_file.h"
+#include "bagualu/base/error.h"
 #include "bagualu/base/json.h"
+#include "bagualu/cli/flags.h"
 #include "bagualu/sim/validate_run.h"
 
 namespace bagualu {
@@ -17,7 +20,7 @@ double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 struct Compared {
   const char* key;
   const char* text;
-  EqualCount StepValidation::* count;
+  EqualCount StepValidation::*count;
 };
 
 constexpr std::array<Compared, 8> kCompared = {{
@@ -103,7 +106,8 @@ void print_table(const RunValidation& all, std::ostream& out) {
   out << fmt::format(
       "\nstep time: {} steps, median error {:.1f}%, 90 of 100 within {:.1f}%, bias {:+.1f}%; "
       "passes alone {:.1f}%\n"
-      "Simulated from the profile's operator times; from the steps marked: {:.3f} ms of a decision, "
+      "Simulated from the profile's operator times; from the steps marked: {:.3f} ms of a "
+      "decision, "
       "{:.3f} ms\nof one with a search, {:.3f} ms behind the last pass (gradients, optimizer, the "
       "loop). The first step of a\nstart is not timed.\n",
       all.timed_steps, 100 * all.median_error, 100 * all.p90_error, 100 * all.bias,
@@ -113,8 +117,22 @@ void print_table(const RunValidation& all, std::ostream& out) {
 
 }  // namespace
 
-int run_simulate_validate(const std::string& log, const std::string& json, bool quiet,
-                          const Streams& streams) {
+bool asks_for_validation(const std::vector<std::string>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
+    return argument == "--validate" || argument.rfind("--validate=", 0) == 0;
+  });
+}
+
+int run_simulate_validate(const std::vector<std::string>& arguments, const Streams& streams) {
+  const std::string where = "bagualu simulate";
+  CLI::App app("Decides a real run again and compares decisions, bytes and times.", where);
+  std::string log, json;
+  bool quiet = false;
+  app.add_option("--validate", log, "run log of `bagualu train`")->type_name("LOG");
+  app.add_option("--json", json, "one object in place of the table")->type_name("FILE|-");
+  app.add_flag("--quiet", quiet, "no progress");
+  if (!parse_flags(&app, arguments, where, streams)) return kExitDone;
+  if (log.empty()) throw InvalidInput(where, "--validate", "nothing", "a run log");
   const LoggedRun run = read_run_log(log);
   ValidateOptions options;
   int64_t shown = -1;

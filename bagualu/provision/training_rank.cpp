@@ -137,8 +137,7 @@ OverlapOrder training_order(const TrainingSetup& setup, int64_t microbatches) {
 
 RankProgram make_program(const TrainingSetup& setup, int64_t microbatches) {
   const OverlapOrder order = training_order(setup, microbatches);
-  return rank_program(order, send_plan(order),
-                      static_cast<int>(setup.layout.pp_rank(setup.rank)));
+  return rank_program(order, send_plan(order), static_cast<int>(setup.layout.pp_rank(setup.rank)));
 }
 
 MemoryForecast forecast_of(const std::vector<std::unique_ptr<TrainerStage>>& stages,
@@ -188,8 +187,7 @@ std::vector<RankStage> make_policies(const std::vector<std::unique_ptr<TrainerSt
     stage.context.graph = &stage.graph;
     stage.context.cost = &stage.cost;
     stage.context.activation_budget_bytes = budgets[s];
-    stage.context.host_budget_bytes =
-        setup.host_budget_bytes / static_cast<int64_t>(stages.size());
+    stage.context.host_budget_bytes = setup.host_budget_bytes / static_cast<int64_t>(stages.size());
     stage.context.balanced = balanced_load(spec, setup);
     stage.context.worst_case = bounding_load(spec, setup);
     stage.context.allow_quantise = setup.allow_quantise;

@@ -1,6 +1,6 @@
 // What a rank of a training run is as far as bytes and decisions go: its stages, their budgets, its
-// program and what it needs at least. The runtime trains with it, a replay of a run log decides with
-// it again: both see the same graphs, budgets and policies.
+// program and what it needs at least. The runtime trains with it, a replay of a run log decides
+// with it again: both see the same graphs, budgets and policies.
 #pragma once
 
 #include <cstdint>

@@ -69,17 +69,17 @@ LoggedStart read_start(const Json& object, const std::string& where) {
   }
   start.scratch = {scratch[0], scratch[1]};
   for (const Json& profile : reader.raw("profiles")) start.profiles.push_back(profile);
-  for (const int64_t at : reader.int64_list("profile_of", 0,
-                                            static_cast<int64_t>(start.profiles.size()) - 1)) {
+  for (const int64_t at :
+       reader.int64_list("profile_of", 0, static_cast<int64_t>(start.profiles.size()) - 1)) {
     start.profile_of.push_back(static_cast<int>(at));
   }
   start.live_bytes = reader.int64_list("live_bytes", 0);
   const auto world = static_cast<size_t>(start.setup.layout.world_size);
   if (start.profile_of.size() != world || start.live_bytes.size() != world) {
-    throw InvalidInput(where, "profile_of, live_bytes",
-                       fmt::format("{}, {} ranks", start.profile_of.size(),
-                                   start.live_bytes.size()),
-                       std::to_string(world));
+    throw InvalidInput(
+        where, "profile_of, live_bytes",
+        fmt::format("{}, {} ranks", start.profile_of.size(), start.live_bytes.size()),
+        std::to_string(world));
   }
   return start;
 }
@@ -113,8 +113,8 @@ void read_memory(const Json& object, LoggedStart& start, const std::string& wher
   const int64_t of = reader.int64("step");
   if (start.steps.empty() || start.steps.back().step != of) return;
   LoggedStep& step = start.steps.back();
-  step.memory_rank = static_cast<int>(
-      reader.int64("rank", 0, static_cast<int64_t>(step.ranks.size()) - 1));
+  step.memory_rank =
+      static_cast<int>(reader.int64("rank", 0, static_cast<int64_t>(step.ranks.size()) - 1));
   for (const Json& point : reader.raw("points")) {
     step.memory.push_back({point.at(1).get<int64_t>(), point.at(2).get<std::string>()});
   }

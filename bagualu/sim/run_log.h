@@ -52,7 +52,7 @@ struct LoggedStep {
 
 /// From one start of the program to its end.
 struct LoggedStart {
-  TrainingSetup setup;  ///< of rank 0
+  TrainingSetup setup;              ///< of rank 0
   std::vector<int64_t> live_bytes;  ///< by rank, before the first step
   AttentionScratch scratch;
   std::vector<Json> profiles;   ///< operator times

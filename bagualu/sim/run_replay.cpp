@@ -80,8 +80,7 @@ class RunReplay::Rank final : public RankHost {
 
   void set_policies(const TrainingSetup& setup) {
     RankOptions options;
-    stage_list_ =
-        make_policies(stages_, model_, setup, forecast_, live_bytes_, options);
+    stage_list_ = make_policies(stages_, model_, setup, forecast_, live_bytes_, options);
     driver_ = std::make_unique<RankDriver>(stage_list_, options, *this);
     make_recorder();
   }
@@ -188,8 +187,7 @@ class RunReplay::Rank final : public RankHost {
                                            : host_block_bytes(host_change_bytes);
       result_->host_peak_bytes = std::max(result_->host_peak_bytes, host_bytes_);
       if (points_) {
-        result_->memory.push_back(
-            {live_bytes_ + bytes_.live_bytes, action_text(graph, of.action)});
+        result_->memory.push_back({live_bytes_ + bytes_.live_bytes, action_text(graph, of.action)});
       }
     }
     if (recording_) recorder_->run(actions);
@@ -225,9 +223,7 @@ class RunReplay::Rank final : public RankHost {
                              static_cast<double>(total)};
   }
 
-  bool agree(bool mine) override {
-    return group_->agree(mine);
-  }
+  bool agree(bool mine) override { return group_->agree(mine); }
 
   void close(int slot) override {
     if (recording_) recorder_->close(slot);
@@ -312,8 +308,9 @@ void RunReplay::drive(const LoggedStep& logged, bool programs, ReplayedStep& res
     const auto drive_one = [&](size_t member) {
       const size_t rank = first + member;
       try {
-        repeats[rank] = ranks_[rank]->run(
-            logged, group, programs, static_cast<int>(rank) == logged.memory_rank, result.ranks[rank]);
+        repeats[rank] =
+            ranks_[rank]->run(logged, group, programs, static_cast<int>(rank) == logged.memory_rank,
+                              result.ranks[rank]);
       } catch (...) {
         failures[member] = std::current_exception();
         group.fail();

@@ -91,8 +91,8 @@ int64_t RunTiming::passes_ns(const ReplayedStep& simulated, const LoggedStep& lo
     std::vector<SimGroup> groups(static_cast<size_t>(layout.pp_size));
     std::vector<std::vector<int32_t>> rows(groups.size()), piece_rows(groups.size());
     for (size_t p = 0; p < groups.size(); ++p) {
-      const auto first = static_cast<size_t>(static_cast<int64_t>(p) * layout.dp_size() +
-                                             replica * members);
+      const auto first =
+          static_cast<size_t>(static_cast<int64_t>(p) * layout.dp_size() + replica * members);
       const size_t cells = static_cast<size_t>(simulated.ranks[first].program.cells);
       rows[p].resize(cells * static_cast<size_t>(members));
       piece_rows[p].resize(rows[p].size());

@@ -14,7 +14,8 @@ namespace {
 void compare(EqualCount& count, int64_t simulated, int64_t measured, const std::string& place) {
   ++count.compared;
   if (simulated == measured) return;
-  if (count.different++ == 0) count.first = fmt::format("{}: {} for {}", place, simulated, measured);
+  if (count.different++ == 0)
+    count.first = fmt::format("{}: {} for {}", place, simulated, measured);
 }
 
 std::string residencies_of(const std::string& plan) { return plan.substr(0, plan.find('/')); }
@@ -102,8 +103,8 @@ void add_decisions(const LoggedRank& rank, std::vector<int64_t>& hits,
                    std::vector<int64_t>& searches) {
   std::vector<int64_t> times = rank.decision_ns;
   std::sort(times.begin(), times.end());
-  const auto bound = times.begin() + std::min<int64_t>(rank.cache_hits,
-                                                       static_cast<int64_t>(times.size()));
+  const auto bound =
+      times.begin() + std::min<int64_t>(rank.cache_hits, static_cast<int64_t>(times.size()));
   hits.insert(hits.end(), times.begin(), bound);
   searches.insert(searches.end(), bound, times.end());
 }
@@ -135,7 +136,7 @@ OutsideTimes calibrate(const LoggedStart& start, int64_t calibrating) {
 void summarise(RunValidation& all) {
   std::vector<double> distances, errors, passes;
   for (const StepValidation& step : all.steps) {
-    for (EqualCount StepValidation::* count :
+    for (EqualCount StepValidation::*count :
          {&StepValidation::residencies, &StepValidation::plans, &StepValidation::peaks,
           &StepValidation::passes, &StepValidation::points, &StepValidation::host_peaks,
           &StepValidation::ends, &StepValidation::cache_hits}) {
@@ -182,8 +183,8 @@ RunValidation validate_run(const LoggedRun& run, const std::string& where,
       step.calibrates = calibrates(i, options.calibrating_steps);
       // The first step of a start warms caches; a repeated one's programs are of its second run.
       if (options.times && !simulated.repeated && i > 0) {
-        step.predicted_passes_ns = timing.passes_ns(simulated, logged) +
-                                   slowest_decisions_ns(simulated, all.outside);
+        step.predicted_passes_ns =
+            timing.passes_ns(simulated, logged) + slowest_decisions_ns(simulated, all.outside);
         step.predicted_ns = step.predicted_passes_ns + all.outside.after_ns;
       }
       all.steps.push_back(std::move(step));

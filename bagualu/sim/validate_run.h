@@ -32,10 +32,10 @@ struct StepValidation {
   EqualCount passes;       ///< peak and live bytes of every pass of every rank
   EqualCount points;       ///< live bytes after every action, of the logged rank
   EqualCount host_peaks;
-  EqualCount ends;         ///< live bytes when the step ended
-  EqualCount cache_hits;   ///< decisions without a search, by rank
+  EqualCount ends;        ///< live bytes when the step ended
+  EqualCount cache_hits;  ///< decisions without a search, by rank
   int64_t measured_ns = 0;
-  int64_t predicted_ns = 0;  ///< 0: of no use, or not asked for
+  int64_t predicted_ns = 0;        ///< 0: of no use, or not asked for
   int64_t measured_passes_ns = 0;  ///< of rank 0, until its last pass
   int64_t predicted_passes_ns = 0;
   bool calibrates = false;  ///< what is outside operators was taken from it

@@ -25,7 +25,8 @@ ModelSpec small_model() {
 // Token operators 1 ms, those of rows 1 us per row.
 Json flat_profile(const ModelSpec& model, const TrainingSetup& setup) {
   Json ops = Json::object();
-  const Json fixed = Json::parse("[[1, 1000000]]"), rising = Json::parse("[[0, 0], [1000, 1000000]]");
+  const Json fixed = Json::parse("[[1, 1000000]]"),
+             rising = Json::parse("[[0, 0], [1000, 1000000]]");
   for (const OpSpec& op : build_native_graph(model, graph_options(setup)).ops) {
     const Json& time = scales_with_rows(op.kind) ? rising : fixed;
     ops[std::string(op_kind_name(op.kind))] = {{"forward", time}, {"backward", time}};
@@ -131,7 +132,8 @@ TEST(ValidateRun, DecidesInAHotStepAsARankUnderABudgetDoes) {
   measure(free);
   const auto& steps = free.starts[0].steps;
   ASSERT_GT(steps[2].ranks[1].peak_bytes, steps[1].ranks[1].peak_bytes);
-  LoggedRun tight = routed_run(1, (steps[2].ranks[1].peak_bytes + steps[1].ranks[1].peak_bytes) / 2);
+  LoggedRun tight =
+      routed_run(1, (steps[2].ranks[1].peak_bytes + steps[1].ranks[1].peak_bytes) / 2);
   measure(tight);
   const auto& after = tight.starts[0].steps;
   EXPECT_EQ(after[1].ranks[1].plans, steps[1].ranks[1].plans);
