@@ -36,7 +36,8 @@ class RunLogFile : public testing::Test {
  "expert_ffn": 16}})";
   const std::string start_ =
       R"({"type": "start", "first_step": 0, "options": {"world_size": 1, "ep_size": 1,
- "micro_batch_size": 1, "seq": 4, "microbatches": 2, "dtype": "fp32", "budget_bytes": 0}, "live_bytes": [5],
+ "micro_batch_size": 1, "seq": 4, "microbatches": 2, "dtype": "fp32", "budget_bytes": 0},
+ "live_bytes": [5],
  "attention_scratch_bytes": [64, 128], "profiles": [{}], "profile_of": [0]})";
   const std::string step_ =
       R"({"type": "step", "step": 0, "step_ns": 9, "ranks": [{"peak_bytes": 7,
