@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "bagualu/cost/op_flops.h"
+#include "bagualu/cost/profile.h"
 #include "bagualu/sim/run_replay.h"
 
 namespace bagualu {
