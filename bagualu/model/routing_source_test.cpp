@@ -409,7 +409,7 @@ TEST(RoutingSource, LargeModelTakesAMillisecond) {
     best = std::min(best, took.count());
   }
   RecordProperty("best_ms", std::to_string(best));
-  EXPECT_LT(best, 5) << "about 0.5 ms when built with optimisation";
+  EXPECT_LT(best, 8) << "0.3 ms with optimisation; builds for coverage have none";
 }
 
 }  // namespace
