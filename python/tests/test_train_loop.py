@@ -32,8 +32,10 @@ def test_log_and_summary(train, tmp_path, capfd, monkeypatch):
                  "--budget", "20MiB") == 0
     records = read_log(log)
     assert [r["type"] for r in records] == [
-        "run", "step", "memory", "step", "validation", "step", "mitigation", "memory", "step",
-        "validation", "summary"]
+        "run", "start", "step", "memory", "step", "validation", "step", "mitigation", "memory",
+        "step", "validation", "summary"]
+    assert records[1]["first_step"] == 0 and len(records[1]["profiles"]) == 1
+    assert records[1]["options"]["budget_bytes"] == 20 * 2**20
     assert records[0]["version"] == 1 and records[0]["budget_bytes"] == 20 * 2**20
     steps = of_type(records, "step")
     assert [s["spike"] for s in steps] == [False, False, True, False]
