@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "bagualu/base/error.h"
+#include "bagualu/cost/megatron_cost.h"
+#include "bagualu/graph/megatron_moe.h"
 #include "bagualu/provision/plan_cost.h"
 #include "bagualu/provision/policy.h"
 #include "bagualu/provision/test_setup.h"
@@ -306,6 +308,66 @@ TEST(Retry, SurvivesNothingAboveBuffersThatDoNotFit) {
   const int64_t budget = setup.save_all_bytes(1.05);
   ASSERT_GE(budget, setup.floor_bytes());
   EXPECT_NEAR(largest_surviving_factor("retry", setup.with_budget(budget), {}), 1.05, 0.01);
+}
+
+/// Two layers of a pipeline stage as Megatron trains it; units are called as storages.
+struct MegatronStage {
+  MegatronStage() {
+    spec = SmallModel({.layers = 2}).spec;
+    options.seq = 64;
+    options.ep_size = 4;
+    options.has_embedding = options.has_head = false;
+    graph = build_megatron_graph(spec, options);
+    cost = megatron_costs(graph, spec, options, SmallModel({}).system);
+    context.graph = &graph;
+    context.cost = &cost;
+    context.balanced = {128, 128};
+    context.worst_case = {512, 512};
+  }
+  ResidencyId at(const Plan& plan, const char* unit) const {
+    return plan.residency[static_cast<size_t>(graph.find_unit(unit))];
+  }
+  Plan plan(const char* policy, const PolicyOptions& of, double factor = 1.0) const {
+    const auto made = make_policy(policy, context, of);
+    const LayerLoad load = scaled_load(context.balanced, context.worst_case, factor);
+    return drive_microbatch(context, *made, every_layer(graph, load)).decisions.back().plan;
+  }
+
+  ModelSpec spec;
+  MegatronGraphOptions options;
+  Graph graph;
+  CostTable cost;
+  ProvisionContext context;
+};
+
+TEST(RivalPolicies, KnowUnitsOfMegatronGraphsByTheirOperators) {
+  const MegatronStage stage;
+  const Plan kwai = stage.plan("kwai", {.kwai_offload_ratio = 0.0});
+  const Plan selective = stage.plan("selective", {.recompute_modules = {"moe_act", "layernorm"}});
+  for (const Plan& plan : {kwai, selective}) {
+    for (const char* unit : {"layer0.moe_act.out", "layer1.normed_attn", "layer1.normed_mlp"}) {
+      EXPECT_EQ(stage.at(plan, unit), kRecompute) << unit;
+    }
+    for (const char* unit : {"layer0.expert_fc1.out", "layer1.rows", "layer0.attn_out"}) {
+      EXPECT_EQ(stage.at(plan, unit), kSave) << unit;
+    }
+  }
+  const Plan calm = stage.plan("threshold", {.threshold = 2.0}, 2.0);
+  const Plan hot = stage.plan("threshold", {.threshold = 2.0}, 2.1);
+  for (const char* unit : {"layer0.expert_fc1.out", "layer1.moe_act.out"}) {
+    EXPECT_EQ(stage.at(calm, unit), kSave) << unit;
+    EXPECT_EQ(stage.at(hot, unit), kRecompute) << unit;
+  }
+  EXPECT_EQ(stage.at(hot, "layer0.normed_mlp"), kSave);
+}
+
+TEST(RivalPolicies, AStageNeedNotHaveEveryModule) {
+  const MegatronStage stage;
+  // The dense layers of the model may lie in another stage, its mistyped modules do not.
+  const PolicyOptions modules = {.recompute_modules = {"mlp", "moe_act"}};
+  EXPECT_EQ(stage.at(stage.plan("selective", modules), "layer0.moe_act.out"), kRecompute);
+  EXPECT_THAT(message_of([&] { stage.plan("selective", {.recompute_modules = {"mpl"}}); }),
+              HasSubstr("mpl"));
 }
 
 TEST(RivalPolicies, RefuseOptionsOutOfRange) {
