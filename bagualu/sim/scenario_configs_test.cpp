@@ -136,5 +136,20 @@ TEST(ScenarioConfigs, FitInCalmAndNotInASpike) {
   }
 }
 
+// Below its floor `adaptive` does not start: two copies of the worst routing's rows where a rank
+// holds two stages (docs/design.md, section 10).
+TEST(ScenarioConfigs, AreAboveTheFloorOfAdaptive) {
+  for (const auto& [name, scenario] : scenarios()) {
+    for (const bool overlap : {false, true}) {
+      const SimPolicy policy = {"adaptive", "adaptive", {}, overlap};
+      const StageModel model(scenario.job, scenario.system, policy, scenario.budget_bytes,
+                             scenario.host_budget_bytes);
+      for (int64_t rank = 0; rank < scenario.job.layout.pp; ++rank) {
+        EXPECT_EQ(model.short_by_bytes(static_cast<int>(rank)), 0) << name << ", rank " << rank;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bagualu

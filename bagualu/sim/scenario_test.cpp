@@ -174,8 +174,9 @@ TEST(Scenario, RefusesAnUnknownPolicy) {
   EXPECT_THAT(refusal(object),
               AllOf(NamesTheFileInOneLine(), HasSubstr("\"kwai\" twice"), HasSubstr("label")));
   object["policies"] = {{{"policy", "static"}, {"static_fit_imbalanse", 1.2}}};
-  EXPECT_THAT(refusal(object), AllOf(NamesTheFileInOneLine(), HasSubstr("static_fit_imbalanse: found"),
-                                     HasSubstr("static_fit_imbalance")));
+  EXPECT_THAT(refusal(object),
+              AllOf(NamesTheFileInOneLine(), HasSubstr("static_fit_imbalanse: found"),
+                    HasSubstr("static_fit_imbalance")));
   object["policies"] = {{{"policy", "selective"}, {"recompute_modules", "moe_act"}}};
   EXPECT_THAT(refusal(object), AllOf(NamesTheFileInOneLine(), HasSubstr("recompute_modules"),
                                      HasSubstr("a list of texts")));
