@@ -266,6 +266,41 @@ TEST(StageModel, CellsAreLayersWithExpertsOfEveryMicrobatch) {
   EXPECT_EQ(model.largest_rows(), 8 * 4096 * 6);
 }
 
+// The whole replica: every pipeline rank's group, run against each other.
+TEST(StageModel, TheEngineFindsTheSamePeaksAndNobodyWaitsForEver) {
+  std::mt19937 random(13);
+  for (const PipelineKind kind :
+       {PipelineKind::k1F1B, PipelineKind::kZbH1, PipelineKind::kZbV, PipelineKind::kDualPipeV}) {
+    for (const bool overlap : {false, true}) {
+      for (const std::string policy : {"adaptive", "full-recompute"}) {
+        SCOPED_TRACE(policy + " " + std::string(pipeline_kind_name(kind)));
+        StageModel model(small_job(5, kind), h100(), by(policy, overlap), 14 * kGiB, 0);
+        std::vector<std::vector<int32_t>> rows;
+        std::vector<std::vector<RankOutcome>> outcomes;
+        std::vector<SimGroup> groups(4);
+        for (int rank = 0; rank < 4; ++rank) {
+          rows.push_back(group_rows(model, rank, {1.0, 1.1, 2.5, 1.2, 1.0, 3.0, 1.1, 1.1}, random));
+          outcomes.push_back(model.group(rank, rows.back().data(), {1.2}));
+        }
+        for (size_t rank = 0; rank < 4; ++rank) {
+          for (const RankOutcome& one : outcomes[rank]) {
+            ASSERT_FALSE(one.died);
+            groups[rank].programs.push_back(one.program.get());
+          }
+          groups[rank].rows = rows[rank].data();
+        }
+        const SimReplicaResult result = SimEngine(model.links()).run(groups);
+        ASSERT_EQ(result.by_member.size(), 32u);
+        for (size_t i = 0; i < 32; ++i) {
+          const size_t rank = i / 8, member = i % 8;
+          EXPECT_EQ(result.by_member[i].peak_bytes,
+                    peak_of(outcomes[rank][member], rows_of(rows[rank], member, 8)));
+        }
+      }
+    }
+  }
+}
+
 TEST(StageModel, RefusesWhatItCannotSimulate) {
   Job job = small_job(8, PipelineKind::kDualPipe);
   EXPECT_THROW(StageModel(job, h100(), by("adaptive"), 0, 0), InvalidInput);
