@@ -17,10 +17,15 @@ int backward_stop(const Graph& backward, int gate, int next_backward) {
   if (gate < 0) return 0;
   int pair = 0;
   for (int i = static_cast<int>(backward.ops.size()) - 1; i >= 0; --i) {
-    if (backward.ops[i].kind != OpKind::kExperts) continue;
+    // The last of the experts' operators: one in the native profile, three in the megatron one.
+    const OpKind kind = backward.ops[i].kind;
+    if (kind != OpKind::kExperts && kind != OpKind::kExpertFc2) continue;
+    if (pair++ != gate) continue;
     // Behind the issue of combine, so that the experts' backward is left to run beside the
-    // forward's dispatch, which nothing else of this layer pair could.
-    if (pair++ == gate) return std::min(i + 1, next_backward + 1);
+    // forward's dispatch, which nothing else of this layer pair could. What puts rows in the
+    // senders' order waits for combine too.
+    const bool sorts = backward.ops[i + 1].kind == OpKind::kDispatchUnpack;
+    return std::min(i + (sorts ? 2 : 1), next_backward + 1);
   }
   return 0;
 }

@@ -301,6 +301,32 @@ TEST(StageModel, TheEngineFindsTheSamePeaksAndNobodyWaitsForEver) {
   }
 }
 
+// Exchanges behind whose issue their own end comes at once.
+int bare_exchanges(const StepProgram& program) {
+  int bare = 0;
+  for (size_t i = 0; i + 1 < program.instructions.size(); ++i) {
+    const SimInstruction &one = program.instructions[i], &next = program.instructions[i + 1];
+    if (one.step != SimStep::kIssue || next.step != SimStep::kAwait) continue;
+    bare += one.transfer == next.transfer ? 1 : 0;
+  }
+  return bare;
+}
+
+// Pairs cut the backward at its exchanges: else it runs to its end beside the forward's first part.
+TEST(StageModel, SlotsHaveComputeBesideMostExchanges) {
+  for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kDualPipeV}) {
+    const Job job = small_job(12, kind);
+    std::vector<int> bare;
+    for (const bool overlap : {false, true}) {
+      StageModel model(job, h100(), by("save-all", overlap), 0, 0);
+      const std::vector<int32_t> rows(static_cast<size_t>(model.cells(3)),
+                                      static_cast<int32_t>(model.balanced_rows()));
+      bare.push_back(bare_exchanges(*model.decide(3, rows.data()).program));
+    }
+    EXPECT_LT(2 * bare[1], bare[0]);
+  }
+}
+
 TEST(StageModel, RefusesWhatItCannotSimulate) {
   Job job = small_job(8, PipelineKind::kDualPipe);
   EXPECT_THROW(StageModel(job, h100(), by("adaptive"), 0, 0), InvalidInput);
