@@ -354,16 +354,9 @@ class Appender {
   }
 
   void recompute_siblings(int op) {
-    const int layer = graph_.ops[op].layer;
-    int first = 0;
-    if (layer >= 0) {  // operators of a layer stand together; the two ends of the model do not
-      first = op;
-      while (first > 0 && graph_.ops[first - 1].layer == layer) --first;
-    }
-    for (int i = first; i < static_cast<int>(graph_.ops.size()); ++i) {
+    for (int i = 0; i < static_cast<int>(graph_.ops.size()); ++i) {
       const OpSpec& other = graph_.ops[i];
-      if (layer >= 0 && other.layer != layer) break;
-      if (i == op || other.layer != layer) continue;
+      if (i == op || other.layer != graph_.ops[op].layer) continue;
       const bool dropped = std::any_of(other.creates.begin(), other.creates.end(), [this](int s) {
         return state_.storage[s] == StorageFate::kDropped && !is_streamed(s);
       });
