@@ -45,7 +45,9 @@ struct SimRun {
   int64_t mitigated_iterations = 0;
   double restart_s = 0, lost_s = 0, checkpoint_s = 0;  ///< with seconds_calm they are `seconds`
   int64_t peak_bytes = 0;
-  int64_t short_by_bytes = 0;        ///< the policy cannot run at all: missing bytes
+  /// The policy cannot run at all, and was not: missing bytes, for `adaptive` of its floor, for
+  /// others at least, where even the balanced router kills it.
+  int64_t short_by_bytes = 0;
   int64_t unable_iteration = -1;     ///< died there SimOptions::most_deaths times; the run ends
   int64_t events = 0;                ///< operators and transfers of all ranks
   std::vector<SimIteration> series;  ///< at most `series_limit` of the options, evenly spread, and

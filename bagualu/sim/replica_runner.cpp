@@ -63,10 +63,14 @@ SimReplicaResult ReplicaRunner::trace(int64_t draw, int64_t replica, std::vector
   return run_engine(first_, outcomes, traces);
 }
 
-int64_t ReplicaRunner::short_by_bytes() const {
+int64_t ReplicaRunner::short_by_bytes() {
   int64_t most = 0;
-  for (int64_t rank = 0; rank < scenario_.job.layout.pp; ++rank) {
-    most = std::max(most, first_.model.short_by_bytes(static_cast<int>(rank)));
+  for (int rank = 0; rank < scenario_.job.layout.pp; ++rank) {
+    most = std::max(most, first_.model.short_by_bytes(rank));
+    const std::vector<int32_t> even(static_cast<size_t>(first_.model.cells(rank)),
+                                    static_cast<int32_t>(group_.balanced_rows));
+    const RankOutcome outcome = first_.model.decide(rank, even.data());
+    if (outcome.died) most = std::max(most, outcome.peak_bytes - scenario_.budget_bytes);
   }
   return most;
 }

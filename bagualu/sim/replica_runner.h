@@ -30,7 +30,9 @@ class ReplicaRunner final : public ReplicaModel {
   SimReplicaResult trace(int64_t draw, int64_t replica, std::vector<SimTrace>* traces,
                          std::vector<std::shared_ptr<const StepProgram>>* programs);
 
-  int64_t short_by_bytes() const;  ///< of the pipeline rank that misses most; 0: all fit
+  /// Of the pipeline rank that misses most, to survive every routing (adaptive) or the balanced one
+  /// (others: at least that much, they end where they die); 0: all fit.
+  int64_t short_by_bytes();
   const RoutingGroup& group() const { return group_; }
 
  private:
