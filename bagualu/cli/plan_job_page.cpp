@@ -190,7 +190,7 @@ class JobPage {
 
   void add_tensors() {
     const JobRank& rank = report_.ranks[report_.heaviest];
-    PlanPageTable table;
+    PageTable table;
     table.title = fmt::format("Largest tensors at the peak of rank {}", rank.pp_rank);
     table.note = cause_text(rank.loaded);
     table.head = {"tensor", "made by", "bytes", "alive", "one of them"};
@@ -204,7 +204,7 @@ class JobPage {
   }
 
   void add_actions() {
-    PlanPageTable table;
+    PageTable table;
     table.title = "What one more action would do";
     table.note = "To the heaviest rank's peak at the asked load, and to the iteration.";
     table.head = {"action", "peak", "iteration", "survives"};

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "bagualu/cli/page_parts.h"
+
 namespace bagualu {
 
 /// Memory of a rank during one pass (or any span of time).
@@ -45,16 +47,6 @@ struct PlanPageCurve {
   std::vector<std::pair<double, int64_t>> points;  ///< factor, peak bytes; factors rising
 };
 
-/// A table of texts: what stands at the peak, what actions would do.
-struct PlanPageTable {
-  std::string title;
-  std::string note;
-  std::vector<std::string> head;
-  std::vector<std::vector<std::string>> rows;  ///< as long as head
-  /// By column: numbers stand right. Empty: texts all.
-  std::vector<bool> numeric;
-};
-
 struct PlanPage {
   std::string title;                                       ///< "deepseek-v3 on 1024 devices"
   std::string summary;                                     ///< one sentence under it
@@ -68,15 +60,11 @@ struct PlanPage {
   std::vector<PlanPageSeries> over_time;  ///< one picture each
   std::vector<PlanPageCurve> curves;
   std::string pipeline_svg;  ///< of draw_order_svg(): taken as it is; empty: none
-  std::vector<PlanPageTable> tables;
+  std::vector<PageTable> tables;
   std::vector<std::string> notes;  ///< what was left out, what the numbers count
 };
 
 /// Requires: every `bytes` and `peak_kinds` is as long as `kinds`; at most eight kinds.
 std::string plan_page_html(const PlanPage& page);
-
-/// Text for element content and attributes: & < > " ' become entities; control characters and bytes
-/// that are no UTF-8 become U+FFFD.
-std::string escape_html(const std::string& text);
 
 }  // namespace bagualu

@@ -4,100 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <numeric>
 
 #include "bagualu/base/units.h"
+#include "bagualu/cli/chart_axes.h"
 
 namespace bagualu {
 namespace {
 
-constexpr double kLeft = 64;  // room for the labels of the y axis
-constexpr double kTop = 14;
-constexpr double kBottom = 30;
-constexpr double kRight = 14;
 constexpr size_t kColumns = 240;  // of a picture over time: below two pixels nobody can point
-
-/// A linear axis from 0 or `low` on.
-struct Scale {
-  double low = 0;
-  double high = 1;
-  double from = 0;  ///< pixels
-  double to = 1;
-
-  double at(double value) const { return from + (value - low) / (high - low) * (to - from); }
-};
-
-/// 1, 2 or 5 times a power of ten (of two in bytes) so that about `wanted` fit into the span.
-double tick_step(double span, int wanted, double unit) {
-  const double rough = span / unit / wanted;
-  const double power = std::pow(10.0, std::floor(std::log10(rough)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= rough) return factor * power * unit;
-  }
-  return 10 * power * unit;
-}
 
 int64_t total(const std::vector<int64_t>& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-}
-
-double byte_unit(double highest) {
-  if (highest >= 2.0 * static_cast<double>(kGiB)) return static_cast<double>(kGiB);
-  return static_cast<double>(highest >= 2.0 * static_cast<double>(kMiB) ? kMiB : kKiB);
-}
-
-std::string tick_text(double bytes, double unit) {
-  const char* name = unit == static_cast<double>(kGiB)   ? "GiB"
-                     : unit == static_cast<double>(kMiB) ? "MiB"
-                                                         : "KiB";
-  return fmt::format("{:.6g} {}", bytes / unit, name);
-}
-
-template <class... Values>
-void add(std::string* svg, fmt::format_string<Values...> text, Values&&... values) {
-  fmt::format_to(std::back_inserter(*svg), text, std::forward<Values>(values)...);
-}
-
-std::string open_svg(double width, double height, const std::string& label) {
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" "
-      "aria-label=\"{}\">\n",
-      width, height, escape_html(label));
-}
-
-/// Horizontal lines and labels of a byte axis.
-void byte_axis(std::string* svg, const Scale& y, double right) {
-  const double unit = byte_unit(y.high);
-  const double step = tick_step(y.high, 5, unit);
-  for (double value = 0; value <= y.high; value += step) {
-    add(svg, "<line class=\"grid\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
-        kLeft, right, y.at(value), y.at(value));
-    add(svg, "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
-        kLeft - 6, y.at(value) + 4, tick_text(value, unit));
-  }
-}
-
-void number_axis(std::string* svg, const Scale& x, double y, const std::string& unit) {
-  const double step = tick_step(x.high - x.low, 6, 1.0);
-  for (double value = std::ceil(x.low / step) * step; value <= x.high + step * 1e-9;
-       value += step) {
-    // The last label must not hang over the edge.
-    const bool at_end = x.at(value) > x.to - 16;
-    add(svg, "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{:.6g}{}</text>\n",
-        at_end ? x.to : x.at(value), y + 18, at_end ? "end" : "middle", value, unit);
-  }
-}
-
-void budget_line(std::string* svg, const PlanPage& page, const Scale& y, double right) {
-  if (page.budget_bytes <= 0) return;
-  const double at = y.at(static_cast<double>(page.budget_bytes));
-  add(svg, "<line class=\"budget\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
-      kLeft, right, at, at);
-  add(svg,
-      "<text class=\"budget-text\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">budget "
-      "{}</text>\n",
-      right - 2, at - 4, format_bytes(page.budget_bytes));
 }
 
 double highest_of(const PlanPage& page) {
@@ -137,28 +55,29 @@ int64_t edge(const PlanPagePoint& point, size_t kind) {
 
 /// Bands as stairs, the topmost first, each down to the axis: the next one covers it.
 void draw_bands(std::string* svg, const PlanPage& page, const std::vector<PlanPagePoint>& points,
-                const Scale& x, const Scale& y) {
+                const ChartScale& x, const ChartScale& y) {
   for (size_t kind = page.kinds.size(); kind-- > 0;) {
     std::string path = fmt::format("M{:.1f} {:.1f}", x.at(points.front().begin), y.at(0));
     for (const PlanPagePoint& point : points) {
-      add(&path, "V{:.1f}H{:.1f}", y.at(static_cast<double>(edge(point, kind))), x.at(point.end));
+      svg_add(&path, "V{:.1f}H{:.1f}", y.at(static_cast<double>(edge(point, kind))),
+              x.at(point.end));
     }
-    add(svg, "<path class=\"k{}\" d=\"{}V{:.1f}Z\"/>\n", kind, path, y.at(0));
+    svg_add(svg, "<path class=\"k{}\" d=\"{}V{:.1f}Z\"/>\n", kind, path, y.at(0));
   }
 }
 
 void draw_tooltips(std::string* svg, const PlanPage& page, const std::vector<PlanPagePoint>& points,
-                   const Scale& x, const Scale& y) {
+                   const ChartScale& x, const ChartScale& y) {
   for (const PlanPagePoint& point : points) {
     std::string text = fmt::format("{}: {}", point.label, format_bytes(total(point.bytes)));
     for (size_t kind = 0; kind < page.kinds.size(); ++kind) {
       text += fmt::format("\n{} {}", page.kinds[kind], format_bytes(point.bytes[kind]));
     }
     const double begin = x.at(point.begin);
-    add(svg,
-        "<rect class=\"hit\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\">"
-        "<title>{}</title></rect>\n",
-        begin, y.to, std::max(0.5, x.at(point.end) - begin), y.from - y.to, escape_html(text));
+    svg_add(svg,
+            "<rect class=\"hit\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\">"
+            "<title>{}</title></rect>\n",
+            begin, y.to, std::max(0.5, x.at(point.end) - begin), y.from - y.to, escape_html(text));
   }
 }
 
@@ -169,14 +88,14 @@ std::string over_time_chart(const PlanPage& page, const PlanPageSeries& series) 
   constexpr double kHeight = 230;
   std::string svg = open_svg(kWidth, kHeight, "memory over time, " + series.name);
   if (series.points.empty()) return svg + "</svg>\n";
-  const Scale y{0, highest_of(page), kHeight - kBottom, kTop};
+  const ChartScale y{0, highest_of(page), kHeight - kChartBottom, kChartTop};
   const double last = std::max(series.points.back().end, series.points.front().begin + 1e-9);
-  const Scale x{series.points.front().begin, last, kLeft, kWidth - kRight};
+  const ChartScale x{series.points.front().begin, last, kChartLeft, kWidth - kChartRight};
   byte_axis(&svg, y, x.to);
   number_axis(&svg, x, y.from, " " + escape_html(page.time_unit));
   const std::vector<PlanPagePoint> points = thinned(series.points);
   draw_bands(&svg, page, points, x, y);
-  budget_line(&svg, page, y, x.to);
+  budget_line(&svg, page.budget_bytes, y, x.to);
   const auto peak = std::max_element(points.begin(), points.end(),
                                      [](const PlanPagePoint& a, const PlanPagePoint& b) {
                                        return total(a.bytes) < total(b.bytes);
@@ -184,8 +103,9 @@ std::string over_time_chart(const PlanPage& page, const PlanPageSeries& series) 
   const double px = x.at((peak->begin + peak->end) / 2);
   const double py = y.at(static_cast<double>(total(peak->bytes)));
   draw_tooltips(&svg, page, points, x, y);
-  add(&svg, "<circle class=\"peak\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>\n", px, py);
-  add(&svg,
+  svg_add(&svg, "<circle class=\"peak\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>\n", px, py);
+  svg_add(
+      &svg,
       "<text class=\"peak-text\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{} in {}</text>\n",
       px < kWidth / 2 ? px + 6 : px - 6, py - 5, px < kWidth / 2 ? "start" : "end",
       format_bytes(total(peak->bytes)), escape_html(peak->label));
@@ -199,41 +119,43 @@ std::string ranks_chart(const PlanPage& page) {
   for (const PlanPageRank& rank : page.ranks) {
     highest = std::max({highest, rank.peak_bytes, rank.calm_bytes});
   }
-  const Scale y{0, 1.08 * static_cast<double>(highest), kHeight - kBottom, kTop};
+  const ChartScale y{0, 1.08 * static_cast<double>(highest), kHeight - kChartBottom, kChartTop};
   std::string svg = open_svg(kWidth, kHeight, "peak of every rank by kind");
-  const double right = kWidth - kRight;
+  const double right = kWidth - kChartRight;
   byte_axis(&svg, y, right);
-  const double slot = (right - kLeft) / static_cast<double>(std::max<size_t>(1, page.ranks.size()));
+  const double slot =
+      (right - kChartLeft) / static_cast<double>(std::max<size_t>(1, page.ranks.size()));
   const double wide = std::clamp(0.7 * slot, 1.0, 64.0);
   const size_t every = static_cast<size_t>(std::ceil(34.0 / slot));
   for (size_t i = 0; i < page.ranks.size(); ++i) {
     const PlanPageRank& rank = page.ranks[i];
-    const double middle = kLeft + slot * (static_cast<double>(i) + 0.5);
+    const double middle = kChartLeft + slot * (static_cast<double>(i) + 0.5);
     int64_t below = 0;
     for (size_t kind = 0; kind < page.kinds.size(); ++kind) {
       const int64_t above = below + rank.peak_kinds[kind];
       const double top = y.at(static_cast<double>(above));
-      add(&svg,
-          "<rect class=\"k{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
-          "height=\"{:.1f}\"><title>{}</title></rect>\n",
-          kind, middle - wide / 2, top, wide, y.at(static_cast<double>(below)) - top,
-          escape_html(fmt::format("rank {}: {} {}", rank.name, page.kinds[kind],
-                                  format_bytes(rank.peak_kinds[kind]))));
+      svg_add(&svg,
+              "<rect class=\"k{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+              "height=\"{:.1f}\"><title>{}</title></rect>\n",
+              kind, middle - wide / 2, top, wide, y.at(static_cast<double>(below)) - top,
+              escape_html(fmt::format("rank {}: {} {}", rank.name, page.kinds[kind],
+                                      format_bytes(rank.peak_kinds[kind]))));
       below = above;
     }
     const double calm = y.at(static_cast<double>(rank.calm_bytes));
-    add(&svg,
-        "<line class=\"calm\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"><title>"
-        "{}</title></line>\n",
-        middle - wide / 2 - 3, middle + wide / 2 + 3, calm, calm,
-        escape_html(
-            fmt::format("rank {}: balanced routing {}", rank.name, format_bytes(rank.calm_bytes))));
+    svg_add(&svg,
+            "<line class=\"calm\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"><title>"
+            "{}</title></line>\n",
+            middle - wide / 2 - 3, middle + wide / 2 + 3, calm, calm,
+            escape_html(fmt::format("rank {}: balanced routing {}", rank.name,
+                                    format_bytes(rank.calm_bytes))));
     if (i % every == 0) {
-      add(&svg, "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-          middle, y.from + 18, escape_html(rank.name));
+      svg_add(&svg,
+              "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+              middle, y.from + 18, escape_html(rank.name));
     }
   }
-  budget_line(&svg, page, y, right);
+  budget_line(&svg, page.budget_bytes, y, right);
   return svg + "</svg>\n";
 }
 
@@ -251,16 +173,16 @@ std::string curves_chart(const PlanPage& page) {
     }
   }
   const double right = kWidth - 90;  // names of the curves stand behind their ends
-  const Scale y{0, 1.08 * static_cast<double>(highest), kHeight - kBottom, kTop};
-  const Scale x{low, high, kLeft, right};
+  const ChartScale y{0, 1.08 * static_cast<double>(highest), kHeight - kChartBottom, kChartTop};
+  const ChartScale x{low, high, kChartLeft, right};
   std::string svg = open_svg(kWidth, kHeight, "peak against imbalance");
   byte_axis(&svg, y, right);
   number_axis(&svg, x, y.from, "x");
   if (page.asked_factor >= low && page.asked_factor <= high) {
-    add(&svg,
-        "<line class=\"asked\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\">"
-        "<title>asked: {3:.2f}x</title></line>\n",
-        x.at(page.asked_factor), y.from, y.to, page.asked_factor);
+    svg_add(&svg,
+            "<line class=\"asked\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\">"
+            "<title>asked: {3:.2f}x</title></line>\n",
+            x.at(page.asked_factor), y.from, y.to, page.asked_factor);
   }
   double last_label = -1e9;
   for (size_t i = 0; i < page.curves.size(); ++i) {
@@ -268,18 +190,18 @@ std::string curves_chart(const PlanPage& page) {
     if (curve.points.empty()) continue;
     std::string path;
     for (const auto& [factor, bytes] : curve.points) {
-      add(&path, "{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x.at(factor),
-          y.at(static_cast<double>(bytes)));
+      svg_add(&path, "{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x.at(factor),
+              y.at(static_cast<double>(bytes)));
     }
-    add(&svg, "<path class=\"curve c{}\" d=\"{}\"><title>{}</title></path>\n", i % 8, path,
-        escape_html(curve.name));
+    svg_add(&svg, "<path class=\"curve c{}\" d=\"{}\"><title>{}</title></path>\n", i % 8, path,
+            escape_html(curve.name));
     const double label = y.at(static_cast<double>(curve.points.back().second));
     if (std::abs(label - last_label) < 12) continue;
     last_label = label;
-    add(&svg, "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", right + 6, label + 4,
-        escape_html(curve.name));
+    svg_add(&svg, "<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", right + 6,
+            label + 4, escape_html(curve.name));
   }
-  budget_line(&svg, page, y, right);
+  budget_line(&svg, page.budget_bytes, y, right);
   return svg + "</svg>\n";
 }
 
