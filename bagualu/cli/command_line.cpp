@@ -12,6 +12,7 @@
 #include "bagualu/cli/plan_command.h"
 #include "bagualu/cli/python_command.h"
 #include "bagualu/cli/schedule_command.h"
+#include "bagualu/cli/simulate_command.h"
 #include "bagualu/cli/simulate_validate.h"
 #include "bagualu/cli/source_tree.h"
 #include "bagualu/cli/trace_command.h"
@@ -40,7 +41,8 @@ int run_schedule_command(std::string_view, const Arguments& arguments, const Str
 }
 
 int run_simulate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
-  return run_simulate_validate(arguments, streams);
+  if (asks_for_validation(arguments)) return run_simulate_validate(arguments, streams);
+  return run_simulate(arguments, find_source_tree(), make_simulator(), streams);
 }
 
 int run_calibrate_command(std::string_view, const Arguments& arguments, const Streams& streams) {
@@ -68,7 +70,9 @@ constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"trace", "routing logs to one format, with statistics of the imbalance", run_trace_command},
     {"schedule", "order of a pipeline's passes: drawing, activations in flight, bubbles",
      run_schedule_command},
-    {"simulate", "a job over many iterations, or a real run again", run_simulate_command},
+    {"simulate",
+     "a job on a cluster under several policies: throughput, memory, restarts; a real run again",
+     run_simulate_command},
     {"calibrate", "fit a machine's efficiencies to measured jobs, compare memory snapshots",
      run_calibrate_command},
     {"train", "train a model under a memory budget, on one or more ranks", run_launcher},

@@ -34,8 +34,20 @@ TEST(CommandLine, HelpNamesEveryCommandAndTheExitCodes) {
   for (const char* flag : {"--help", "-h", "help"}) {
     const Outcome outcome = run_line({flag});
     EXPECT_EQ(outcome.code, kExitDone);
-    for (const char* word : {"plan", "train", "profile", "report", "generate", "Exit codes"}) {
+    for (const char* word : {"plan", "trace", "schedule", "simulate", "calibrate", "train",
+                             "profile", "report", "generate", "Exit codes"}) {
       EXPECT_NE(outcome.out.find(word), std::string::npos) << word;
+    }
+  }
+}
+
+TEST(CommandLine, EveryCommandOfThisProcessHasHelpWithDefaults) {
+  for (const char* command : {"plan", "trace", "schedule", "simulate", "calibrate"}) {
+    const Outcome outcome = run_line({command, "--help"});
+    EXPECT_EQ(outcome.code, kExitDone) << command;
+    EXPECT_EQ(outcome.err, "") << command;
+    for (const char* word : {"--help", "--json", "["}) {
+      EXPECT_NE(outcome.out.find(word), std::string::npos) << command << ": " << word;
     }
   }
 }

@@ -132,14 +132,14 @@ std::string page_section(const std::string& title, const std::string& note,
   return html_tag("section", "", "\n" + html_tag("h2", "", escape_html(title)) + under + content);
 }
 
-std::string page_legend(const std::vector<std::string>& kinds) {
+std::string page_legend(const std::vector<std::string>& kinds, size_t first) {
   std::string items;
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     items +=
         html_tag("li", "",
                  fmt::format("<svg viewBox=\"0 0 1 1\" aria-hidden=\"true\"><rect class=\"k{}\" "
                              "width=\"1\" height=\"1\"/></svg>{}",
-                             kind, escape_html(kinds[kind])));
+                             (first + kind) % 8, escape_html(kinds[kind])));
   }
   return html_tag("ul", "class=\"legend\"", "\n" + items);
 }

@@ -5,6 +5,7 @@
 //   is well-formed XML too, so that tools can check it.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,8 +35,8 @@ std::string page_facts(const std::vector<std::pair<std::string, std::string>>& f
 /// A section with a heading; empty if `content`, which is HTML, is.
 std::string page_section(const std::string& title, const std::string& note,
                          const std::string& content);
-/// Names of the colours k0, k1, ...
-std::string page_legend(const std::vector<std::string>& kinds);
+/// Names of the colours k0, k1, ..., from `first` on; there are eight, which come again.
+std::string page_legend(const std::vector<std::string>& kinds, size_t first = 0);
 std::string page_table(const PageTable& table);
 /// Section of a list; empty if there is none.
 std::string page_notes(const std::vector<std::string>& notes);
