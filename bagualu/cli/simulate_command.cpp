@@ -208,7 +208,8 @@ int run_simulate(const std::vector<std::string>& arguments, const SourceTree& tr
       "Simulates a training job on a cluster, operator by operator, under several policies: "
       "throughput, MFU,\nmemory, what running out of memory costs. Nothing is measured: times come "
       "from the scenario's machine\ndescription. Ctrl-C stops and tells what is done so far. "
-      "Defaults in [brackets].",
+      "Defaults in [brackets].\nWith --validate LOG it replays a real run instead: see "
+      "`bagualu simulate --validate --help`.",
       kWhere);
   SimulateFlags flags;
   add_flags(&app, &flags);
