@@ -63,6 +63,9 @@ FigureFit fit_scenario_figures(const FigureRequest& request, const PolicySimulat
   };
   FigureFit fit =
       fit_figures(request.system, request.where, request.keys, request.figures, predictor);
+  if (fit.system.contains("name")) {
+    fit.system["name"] = fit.system["name"].get<std::string>() + "-fitted";
+  }
   fit.system["fit"]["scenario"] = request.scenario.name;
   fit.system["fit"]["what"] =
       fmt::format("MFU of the iterations alone, {} simulated", request.iterations);

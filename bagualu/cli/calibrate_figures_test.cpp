@@ -54,6 +54,7 @@ TEST(CalibrateFigures, FitsTheMachineToTheFiguresOfItsPolicies) {
   const Json json = figures_json(request(), fit);
   EXPECT_EQ(json["system"]["fit"]["scenario"], "some");
   EXPECT_EQ(json["system"]["provenance"], "fitted");
+  EXPECT_EQ(json["system"]["name"], "x-fitted");
 }
 
 TEST(CalibrateFigures, RefusesFiguresThatAreNone) {
