@@ -126,8 +126,26 @@ class Solver {
       for (size_t i = 0; i < n; ++i) slopes[i][k] = (errors[i] - errors_[i]) / (moved[k] - at_[k]);
     }
     Vector step;
-    if (!solve_linear(slopes, errors_, &step)) return false;
+    if (solve_linear(slopes, errors_, &step) && move(step)) return true;
+    // A bound may be in the way of one number: then the best that each alone can do.
+    for (size_t k = 0; k < n; ++k) {
+      double product = 0, square = 0;
+      for (size_t i = 0; i < n; ++i) {
+        product += slopes[i][k] * errors_[i];
+        square += slopes[i][k] * slopes[i][k];
+      }
+      Vector alone(n, 0);
+      alone[k] = square > 0 ? product / square : 0;
+      if (move(alone)) return true;
+    }
+    return false;
+  }
+
+  /// Goes against `step`, or as far as it helps.
+  bool move(const Vector& step) {
+    const size_t n = at_.size();
     const double longest = largest_magnitude(step);
+    if (!(longest > 0)) return false;
     double share = longest > kLongestStep ? kLongestStep / longest : 1;
     for (int halving = 0; halving < kHalvings; ++halving, share /= 2) {
       Vector next = at_;

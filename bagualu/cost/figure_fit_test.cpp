@@ -66,6 +66,17 @@ TEST(FigureFit, SaysSoIfNoNumbersGiveTheFigures) {
   EXPECT_LE(fit.numbers[0].after, 1);
 }
 
+TEST(FigureFit, ComesAsCloseAsABoundAllows) {
+  // g = 0.5 and c = 2 give 3 / 8.25 = 0.3636 and 3 / 6.25 = 0.48, but c ends at 1. There g = 0.5185
+  // gives 3 / 8.215 = 0.3652 and 3 / 6.286 = 0.4773, half a per cent off on either side.
+  const FigureFit fit = fit_figures(system_json(), "system", kKeys,
+                                    {{"full", 3 / 8.25}, {"static", 3 / 6.25}}, figures);
+  EXPECT_FALSE(fit.solved);
+  EXPECT_NEAR(fit.numbers[1].after, 1, 0.01);
+  EXPECT_NEAR(fit.figures[0].predicted / fit.figures[0].value, 1, 0.01);
+  EXPECT_NEAR(fit.figures[1].predicted / fit.figures[1].value, 1, 0.01);
+}
+
 TEST(FigureFit, RefusesOtherKeysAndOtherCounts) {
   EXPECT_THROW(fit_figures(system_json(), "system", {"gemm_efficiency_fraction"},
                            {{"full", 0.246}, {"static", 0.300}}, figures),

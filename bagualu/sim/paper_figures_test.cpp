@@ -17,7 +17,7 @@ double mfu(const char* policy, const char* system) {
   Scenario scenario = scenario_from_file(kConfigs + "scenarios/bw1000-128.json");
   scenario.system = system_from_file(kConfigs + "systems/" + system + ".json");
   SimOptions options;
-  options.iterations = 4;
+  options.iterations = 8;
   return simulate_job(
              scenario,
              published_settings(policy, scenario.job, scenario.system, scenario.budget_bytes),
