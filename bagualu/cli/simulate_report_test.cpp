@@ -26,12 +26,15 @@ std::string table_of(const SimulateReport& report) {
   return out.str();
 }
 
+// Parameters: 4 layers of attention 4 * 64 * 64, 8 experts of 3 * 64 * 128, router 8 * 64, norms
+// 2 * 64; embedding and head 1024 * 64 each; final norm 64: 985,664; per token 2 of 8 experts:
+// 395,840.
 // adaptive: 90 * 1 s + 10 * 1.2 s = 102 s for 100 M tokens: 980,392 tokens/s. static loses 284 s
 // + 76 s = 0.10 h more: 462 s, 216,450 tokens/s, MFU 0.3 * 102 / 462 = 6.6 %. adaptive over
 // static: 462 / 102 = 4.529. Peak 31 of 32 GiB: 97 %. 10 of 100 iterations are mitigated.
 constexpr const char* kTable =
     R"(small: SIMULATED, not measured, on 8 devices of fast (datasheet)
-  toy: 1.03 M parameters (0.44 M per token), 4 layers, 8 experts, top 2
+  toy: 0.99 M parameters (0.40 M per token), 4 layers, 8 experts, top 2
   tp=1,cp=1,pp=2,vpp=1,ep=4,etp=1,dp=4; 1f1b, 1 x 512 tokens per micro-batch, 4 micro-batches per step
   100 iterations, budget 32.0 GiB, routing paper (seed 0)
   restart 284 s, checkpoint every 500 iterations (10 s), no other failures
@@ -90,7 +93,7 @@ TEST(SimulateReport, EveryNumberOfTheJsonIsFinite) {
   EXPECT_EQ(not_finite_in(json), "");
   report.scenarios[0].policies[0].run.mfu_fraction = std::nan("");
   const std::string text = to_json(report).dump();
-  EXPECT_EQ(text.find("nan"), std::string::npos);
+  EXPECT_EQ(to_json(report)["scenarios"][0]["runs"][0]["mfu_fraction"], nullptr);
   EXPECT_NE(not_finite_in(to_json(report)), "") << "the check can fail";
   EXPECT_EQ(parse_json_object(text, "answer").at("kind"), "simulated");
 }
