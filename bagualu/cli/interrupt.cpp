@@ -32,6 +32,7 @@ InterruptGuard::InterruptGuard() {
 
 InterruptGuard::~InterruptGuard() {
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
+  caught = 0;
 }
 
 int InterruptGuard::signal() { return caught; }

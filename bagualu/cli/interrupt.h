@@ -11,7 +11,7 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// The signal that came; 0: none.
+  /// The signal that came; 0: none, or no guard is alive.
   static int signal();
 };
 

