@@ -78,6 +78,7 @@ _SCHEMA: dict[str, dict[str, tuple[str, bool, bool]]] = {
         **{name: (_INT, False, True) for name in PIPELINE_FIELDS},
     },
     "held": {"rank": (_INT, True, False), "stages": (_NUMBERS, False, True)},
+    "start": {},  # for `bagualu simulate --validate`
     "mitigation": {
         "step": (_INT, True, False),
         "rank": (_INT, True, False),

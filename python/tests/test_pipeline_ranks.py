@@ -1,6 +1,7 @@
 """Jobs with pipeline stages: checkpoints across layouts, infeasible stages, deaths."""
 
 import os
+import re
 import signal
 import time
 
@@ -69,6 +70,7 @@ def test_who_died_and_who_was_waited_for(flags, tmp_path):
     assert time.monotonic() - begin < 60 and job.returncode == 1
     for rank in range(3):
         assert f"rank {rank} stopped: rank 3 (stage 1) died" in err
-    # rank 2 shares experts with it, rank 1 its tokens: one of them always waits for it
-    assert "it was waiting: " in err and "with rank 3" in err
+    # rank 2 shares experts with it, rank 1 its tokens: one of them always waits for it, in a group
+    # of two or of all
+    assert re.search(r"it was waiting: .*with ranks? [\d, ]*3", err)
     assert "Traceback" not in err
