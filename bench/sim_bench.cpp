@@ -30,23 +30,11 @@ struct Timed {
   int64_t first_ns = 0;   ///< until the first iteration is over: graphs and policies made
   int64_t others_ns = 0;  ///< of the iterations behind it
   int64_t others = 0;
-  int64_t budget_raised_bytes = 0;
 };
 
-// A scenario whose budget is below the floor of its shape is measured with the floor: its speed is
-// that of the simulator all the same.
-int64_t raise_to_floor(Scenario* job) {
-  SimOptions one;
-  one.iterations = 1;
-  const int64_t missing = simulate_job(*job, adaptive(*job), one).short_by_bytes;
-  job->budget_bytes += missing;
-  return missing;
-}
-
 Timed simulate(const std::string& name, int64_t iterations) {
-  Scenario job = scenario(name);
+  const Scenario job = scenario(name);
   Timed timed;
-  timed.budget_raised_bytes = raise_to_floor(&job);
   SimOptions options;
   options.iterations = iterations;
   const int64_t begin = cpu_ns();
@@ -76,7 +64,6 @@ Json described(const Timed& timed) {
   return {{"first_iteration_s", seconds(timed.first_ns)},
           {"events", timed.run.events},
           {"ooms", timed.run.ooms},
-          {"budget_raised_bytes", timed.budget_raised_bytes},
           {"clock", "CPU time, one thread"},
           {"resident_bytes", most_resident_bytes()},
           {"rival", "SimuMax simulate(), one step of one configuration, same machine"},

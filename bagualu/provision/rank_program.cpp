@@ -183,6 +183,20 @@ RankFloor rank_floor(const RankProgram& program, const std::vector<int>& stages,
   return floor;
 }
 
+std::vector<int64_t> stage_calm_bytes(const RankFloor& floor,
+                                      const std::vector<const Graph*>& graphs,
+                                      const LayerLoad& balanced) {
+  std::vector<int64_t> calm;
+  for (size_t s = 0; s < graphs.size(); ++s) {
+    const Graph& graph = *graphs[s];
+    const MicrobatchBytes one = microbatch_bytes(graph, uniform_plan(graph, kSave),
+                                                 memory_table(graph, every_layer(graph, balanced)));
+    calm.push_back((floor.in_flight[s] - 1) * one.rest_bytes +
+                   std::max(one.forward_peak_bytes, one.backward_peak_bytes));
+  }
+  return calm;
+}
+
 std::vector<int64_t> stage_budgets(const RankFloor& floor, const std::vector<int64_t>& calm_bytes,
                                    int64_t budget_bytes) {
   const size_t stages = floor.stages.size();

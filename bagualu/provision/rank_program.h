@@ -41,6 +41,13 @@ RankFloor rank_floor(const RankProgram& program, const std::vector<int>& stages,
                      const std::vector<const Graph*>& graphs, const LayerLoad& worst_case,
                      int64_t message_bytes);
 
+/// What each stage would like to hold in calm: all that a micro-batch saves, of every micro-batch
+/// in flight but the one that runs, and that one's peak.
+/// Shapes: graphs by stage of the rank, as in `floor`
+std::vector<int64_t> stage_calm_bytes(const RankFloor& floor,
+                                      const std::vector<const Graph*>& graphs,
+                                      const LayerLoad& balanced);
+
 /// Parts of the budget for the stages of a rank: each its floor, and of the rest as much as it
 /// would like to hold beyond that in calm, in proportion. 0 (no limit) stays 0. Requires:
 /// budget_bytes is 0 or at least floor.activation_bytes. Shapes:   calm_bytes by stage of the rank

@@ -161,14 +161,7 @@ MemoryForecast forecast_of(const std::vector<std::unique_ptr<TrainerStage>>& sta
   forecast.floor_at = forecast.floor.stages.front().at;
   forecast.calm_peak_bytes = forecast.static_bytes + replayed_peak(stages, program, balanced);
   forecast.worst_save_all_bytes = forecast.static_bytes + replayed_peak(stages, program, worst);
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const std::vector<LayerLoad> loads(static_cast<size_t>(stages[s]->graph.layers), balanced);
-    const MicrobatchBytes one =
-        microbatch_bytes(stages[s]->graph, uniform_plan(stages[s]->graph, kSave),
-                         memory_table(stages[s]->graph, loads));
-    forecast.stage_calm_bytes.push_back((forecast.floor.in_flight[s] - 1) * one.rest_bytes +
-                                        std::max(one.forward_peak_bytes, one.backward_peak_bytes));
-  }
+  forecast.stage_calm_bytes = stage_calm_bytes(forecast.floor, graphs, balanced);
   return forecast;
 }
 

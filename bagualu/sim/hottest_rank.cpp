@@ -20,13 +20,7 @@ std::vector<int> pp_rank_by_layer(const Scenario& scenario, const StageModel& mo
 }  // namespace
 
 HottestRank hottest_rank(const Scenario& scenario, const StageModel& model, int64_t draw) {
-  RoutingGroup group;
-  group.layers = model.moe_layers();
-  group.microbatches = scenario.job.microbatches;
-  group.ranks = model.members();
-  group.balanced_rows = model.balanced_rows();
-  group.largest_rows = model.largest_rows();
-  group.replicas = scenario.job.layout.expert_dp();
+  const RoutingGroup group = model.routing_group();
   HottestRank hottest;
   if (group.layers == 0) return hottest;
   const std::vector<int> pp_ranks = pp_rank_by_layer(scenario, model);

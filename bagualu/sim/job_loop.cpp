@@ -15,20 +15,9 @@ constexpr double kNsPerS = 1e9;
 /// Tasks of a thread between two joins: enough that threads seldom wait for the slowest.
 constexpr int64_t kTasksPerThread = 16;
 
-/// All replicas together.
-struct Outcome {
-  int64_t end_ns = 0;
-  bool died = false;
-  bool repeat_step = false;
-  int64_t peak_bytes = 0;
-  int64_t mitigated_ranks = 0;
-  int64_t events = 0;
-  double imbalance = 1;
-};
-
 /// Replicas meet at the exchange of gradients: the slowest counts. If ranks died, the first did.
-Outcome join(const ReplicaOutcome* replicas, int64_t count) {
-  Outcome all;
+ReplicaOutcome join(const ReplicaOutcome* replicas, int64_t count) {
+  ReplicaOutcome all;
   int64_t death_ns = std::numeric_limits<int64_t>::max();
   for (int64_t r = 0; r < count; ++r) {
     const ReplicaOutcome& one = replicas[r];
@@ -56,18 +45,18 @@ class Replicas {
         make_model_(make_model),
         models_(static_cast<size_t>(threads)) {}
 
-  std::vector<Outcome> run(const std::vector<int64_t>& draws) {
-    std::vector<Outcome> outcomes = run(draws, &ReplicaModel::run);
+  std::vector<ReplicaOutcome> run(const std::vector<int64_t>& draws) {
+    std::vector<ReplicaOutcome> outcomes = run(draws, &ReplicaModel::run);
     std::vector<int64_t> again;
     for (size_t i = 0; i < draws.size(); ++i) {
       if (outcomes[i].repeat_step && !outcomes[i].died) again.push_back(draws[i]);
     }
     if (again.empty()) return outcomes;
-    const std::vector<Outcome> repeated = run(again, &ReplicaModel::repeat);
+    const std::vector<ReplicaOutcome> repeated = run(again, &ReplicaModel::repeat);
     size_t next = 0;
-    for (Outcome& outcome : outcomes) {
+    for (ReplicaOutcome& outcome : outcomes) {
       if (!outcome.repeat_step || outcome.died) continue;
-      const Outcome& second = repeated[next++];
+      const ReplicaOutcome& second = repeated[next++];
       outcome.end_ns += second.end_ns;
       outcome.died = second.died;
       outcome.peak_bytes = std::max(outcome.peak_bytes, second.peak_bytes);
@@ -79,7 +68,7 @@ class Replicas {
  private:
   using Call = ReplicaOutcome (ReplicaModel::*)(int64_t draw, int64_t replica);
 
-  std::vector<Outcome> run(const std::vector<int64_t>& draws, Call call) {
+  std::vector<ReplicaOutcome> run(const std::vector<int64_t>& draws, Call call) {
     const int64_t count = static_cast<int64_t>(draws.size()) * replicas_;
     results_.assign(static_cast<size_t>(count), {});
     run_tasks(threads_, count, [&](int worker, int64_t i) {
@@ -88,7 +77,7 @@ class Replicas {
       results_[static_cast<size_t>(i)] =
           ((*model).*call)(draws[static_cast<size_t>(i / replicas_)], i % replicas_);
     });
-    std::vector<Outcome> outcomes;
+    std::vector<ReplicaOutcome> outcomes;
     for (size_t i = 0; i < draws.size(); ++i) {
       outcomes.push_back(join(&results_[i * static_cast<size_t>(replicas_)], replicas_));
     }
@@ -115,8 +104,8 @@ class JobLoop {
   SimRun run();
 
  private:
-  bool run_iteration(int64_t iteration, Outcome outcome);
-  void note(int64_t iteration, const Outcome& outcome);
+  bool run_iteration(int64_t iteration, ReplicaOutcome outcome);
+  void note(int64_t iteration, const ReplicaOutcome& outcome);
   void describe();
 
   const JobFigures& figures_;
@@ -136,7 +125,7 @@ SimRun JobLoop::run() {
   for (int64_t begin = 0; begin < total && going; begin += batch) {
     std::vector<int64_t> draws;
     for (int64_t i = begin; i < std::min(total, begin + batch); ++i) draws.push_back(draw_of(i, 0));
-    const std::vector<Outcome> outcomes = replicas_.run(draws);
+    const std::vector<ReplicaOutcome> outcomes = replicas_.run(draws);
     for (size_t i = 0; i < outcomes.size() && going; ++i) {
       const int64_t iteration = begin + static_cast<int64_t>(i);
       going = run_iteration(iteration, outcomes[i]) &&
@@ -148,7 +137,7 @@ SimRun JobLoop::run() {
 }
 
 /// False if the job does not get past it.
-bool JobLoop::run_iteration(int64_t iteration, Outcome outcome) {
+bool JobLoop::run_iteration(int64_t iteration, ReplicaOutcome outcome) {
   for (int64_t attempt = 1; outcome.died; ++attempt) {
     note(iteration, outcome);
     clock_.die(outcome.end_ns);
@@ -167,7 +156,7 @@ bool JobLoop::run_iteration(int64_t iteration, Outcome outcome) {
   return true;
 }
 
-void JobLoop::note(int64_t iteration, const Outcome& outcome) {
+void JobLoop::note(int64_t iteration, const ReplicaOutcome& outcome) {
   run_.events += outcome.events;
   run_.peak_bytes = std::max(run_.peak_bytes, outcome.peak_bytes);
   // Deaths are kept one and all: each costs a restart, so they stay few.

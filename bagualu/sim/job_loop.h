@@ -10,7 +10,7 @@
 
 namespace bagualu {
 
-/// One replica's part of an iteration, up to the exchange of gradients.
+/// One replica's part of an iteration, or that of all, up to the exchange of gradients.
 struct ReplicaOutcome {
   int64_t end_ns = 0;  ///< until a rank died, if one did
   bool died = false;

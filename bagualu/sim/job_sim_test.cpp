@@ -72,13 +72,7 @@ int64_t between(int64_t low, int64_t high, double part) {
 /// Calls visit(outcome) for every rank of every replica, each driven with its own rows.
 template <class Visit>
 void drive_all(const Scenario& scenario, StageModel& model, int64_t draw, const Visit& visit) {
-  RoutingGroup group;
-  group.layers = model.moe_layers();
-  group.microbatches = scenario.job.microbatches;
-  group.ranks = model.members();
-  group.balanced_rows = model.balanced_rows();
-  group.largest_rows = model.largest_rows();
-  group.replicas = scenario.job.layout.expert_dp();
+  const RoutingGroup group = model.routing_group();
   const auto source = routing_of(scenario);
   std::vector<int32_t> rows;
   for (int64_t replica = 0; replica < group.replicas; ++replica) {

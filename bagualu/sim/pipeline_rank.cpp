@@ -164,16 +164,8 @@ void PipelineRank::set_budgets() {
       short_by_bytes_ =
           std::max<int64_t>(0, static_bytes_ + floor.activation_bytes - plan_.budget_bytes);
     }
-    std::vector<int64_t> calm;
-    for (size_t s = 0; s < stages_.size(); ++s) {
-      const Graph& graph = stages_[s]->graph;
-      const MicrobatchBytes one =
-          microbatch_bytes(graph, uniform_plan(graph, kSave),
-                           memory_table(graph, every_layer(graph, plan_.balanced)));
-      calm.push_back((floor.in_flight[s] - 1) * one.rest_bytes +
-                     std::max(one.forward_peak_bytes, one.backward_peak_bytes));
-    }
-    budgets = stage_budgets(floor, calm, options_.activation_budget_bytes);
+    budgets = stage_budgets(floor, stage_calm_bytes(floor, graphs, plan_.balanced),
+                            options_.activation_budget_bytes);
   }
   for (size_t s = 0; s < stages_.size(); ++s) {
     stages_[s]->context.activation_budget_bytes = budgets[s];

@@ -29,14 +29,8 @@ ReplicaRunner::ReplicaRunner(const Scenario& scenario, const SimPolicy& policy,
       levels_(levels),
       source_(source),
       first_(scenario, policy),
-      rank_rows_(static_cast<size_t>(scenario.job.layout.pp)) {
-  group_.layers = first_.model.moe_layers();
-  group_.microbatches = scenario.job.microbatches;
-  group_.ranks = first_.model.members();
-  group_.balanced_rows = first_.model.balanced_rows();
-  group_.largest_rows = first_.model.largest_rows();
-  group_.replicas = scenario.job.layout.expert_dp();
-}
+      group_(first_.model.routing_group()),
+      rank_rows_(static_cast<size_t>(scenario.job.layout.pp)) {}
 
 ReplicaOutcome ReplicaRunner::run(int64_t draw, int64_t replica) {
   source_.rows(draw, replica, group_, &rows_);

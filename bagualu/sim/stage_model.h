@@ -9,6 +9,7 @@
 
 #include "bagualu/cost/system.h"
 #include "bagualu/model/job.h"
+#include "bagualu/model/routing_source.h"
 #include "bagualu/provision/rank_program.h"
 #include "bagualu/sim/engine.h"
 #include "bagualu/sim/step_program.h"
@@ -59,6 +60,7 @@ class StageModel {
   /// By cell of the pipeline rank.
   const std::vector<SimCell>& cell_places(int pp_rank) const;
   int64_t moe_layers() const;  ///< of the whole model, those of its multi-token prediction included
+  RoutingGroup routing_group() const;  ///< what a source of rows has to know of an expert group
   int64_t balanced_rows() const;
   int64_t largest_rows() const;
   int64_t short_by_bytes(int pp_rank) const;  ///< of the floor, adaptive only; 0: it fits

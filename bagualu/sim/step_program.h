@@ -81,8 +81,6 @@ struct StepProgram {
   std::vector<std::string> names;
   int32_t cells = 0;         ///< micro-batches * layers with experts that this pipeline rank holds
   int64_t static_bytes = 0;  ///< part of every peak
-  /// Policies that throw a step away: run again after the first time. Not seen by the engine.
-  int64_t repeated_ns = 0;
   bool dies = false;  ///< the rank runs out of memory at the program's end: exchanges and messages
                       ///< that its partners still wait for never come
   /// Optional, made by prepare(): what the engine executes. An engine compiles what has none, at
