@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "bagualu/provision/floor.h"
+#include "bagualu/provision/rank_votes.h"
 #include "bagualu/provision/test_setup.h"
-#include "bagualu/provision/test_votes.h"
 #include "bagualu/provision/verify_timeline.h"
 
 namespace bagualu {
@@ -61,14 +61,13 @@ class RecordingHost final : public RankHost {
   GateCounts counts(int slot, int layer) override {
     return {loads_[static_cast<size_t>(flights_.at(slot))][static_cast<size_t>(layer)], 1.0};
   }
-  bool agree(bool mine) override { return votes == nullptr ? mine : votes->agree(rank, mine); }
+  bool agree(bool mine) override { return votes == nullptr ? mine : votes->agree(mine); }
   void close(int slot) override { flights_.erase(slot); }
 
   std::map<int, Timeline> timelines;  ///< by micro-batch
   std::vector<std::pair<int, Action>> order;
   std::vector<std::string> communication;
-  Votes* votes = nullptr;
-  int rank = 0;
+  RankVotes* votes = nullptr;
 
  private:
   const SmallModel& setup_;
@@ -82,11 +81,10 @@ struct Driven {
 };
 
 Driven drive(const SmallModel& setup, const ProvisionContext& context, const RankProgram& program,
-             std::vector<std::vector<LayerLoad>> loads, Votes* votes = nullptr, int rank = 0) {
+             std::vector<std::vector<LayerLoad>> loads, RankVotes* votes = nullptr) {
   Driven driven;
   driven.host = std::make_unique<RecordingHost>(setup, std::move(loads));
   driven.host->votes = votes;
-  driven.host->rank = rank;
   const auto policy = make_policy("adaptive", context, {});
   RankDriver driver({{0, &context, policy.get()}},
                     {.activation_budget_bytes = context.activation_budget_bytes}, *driven.host);
@@ -159,7 +157,7 @@ TEST(RankDriver, RanksOfAGroupIssueTheSameCommunicationWhateverTheirLoads) {
   const ProvisionContext context =
       setup.with_budget(floor.activation_bytes + setup.save_all_bytes() / 2);
   for (int seed = 0; seed < 20; ++seed) {
-    Votes votes(kRanks);
+    RankVotes votes(kRanks);
     std::vector<Driven> ranks(kRanks);
     std::vector<std::thread> threads;
     for (int r = 0; r < kRanks; ++r) {
@@ -168,7 +166,7 @@ TEST(RankDriver, RanksOfAGroupIssueTheSameCommunicationWhateverTheirLoads) {
       for (int m = 0; m < kMicrobatches; ++m) loads.push_back(random_routing(setup, random));
       threads.emplace_back([&, r, loads] {
         ranks[static_cast<size_t>(r)] =
-            drive(setup, context, fused_program(kMicrobatches), loads, &votes, r);
+            drive(setup, context, fused_program(kMicrobatches), loads, &votes);
       });
     }
     for (std::thread& thread : threads) thread.join();

@@ -16,8 +16,8 @@
 
 #include "bagualu/provision/floor.h"
 #include "bagualu/provision/rank_program.h"
+#include "bagualu/provision/rank_votes.h"
 #include "bagualu/provision/test_setup.h"
-#include "bagualu/provision/test_votes.h"
 #include "bagualu/provision/verify_timeline.h"
 
 namespace bagualu {
@@ -79,7 +79,7 @@ struct StageSetup {
 class Rank final : public RankHost {
  public:
   Rank(const SmallModel& model, const PipelineCase& of, int pp_rank, int lane, Network& network,
-       Votes& votes, unsigned seed)
+       RankVotes& votes, unsigned seed)
       : lane_(lane), network_(network), votes_(votes), random_(seed) {
     ParallelLayout layout;
     layout.world_size = of.pp * of.ep;
@@ -156,7 +156,7 @@ class Rank final : public RankHost {
     const int64_t rows = std::uniform_int_distribution<int64_t>(0, worst_.rows)(random_);
     return {{rows, std::min(rows, worst_.piece_rows)}, 1.0};
   }
-  bool agree(bool mine) override { return votes_.agree(lane_, mine); }
+  bool agree(bool mine) override { return votes_.agree(mine); }
   void close(int slot) override { slots_.erase(slot); }
 
   void expect_sound(const PipelineCase& of) {
@@ -213,7 +213,7 @@ class Rank final : public RankHost {
 
   const int lane_;
   Network& network_;
-  Votes& votes_;
+  RankVotes& votes_;
   std::mt19937 random_;
   LayerLoad worst_;
   RankProgram program_;
@@ -231,10 +231,10 @@ class Rank final : public RankHost {
 void drive_all(const PipelineCase& of, unsigned seed) {
   const SmallModel model({.layers = 8, .ep_size = of.ep, .dense_first = true, .shared = true});
   Network network;
-  std::vector<std::unique_ptr<Votes>> votes;
+  std::vector<std::unique_ptr<RankVotes>> votes;
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int p = 0; p < of.pp; ++p) {
-    votes.push_back(std::make_unique<Votes>(of.ep));
+    votes.push_back(std::make_unique<RankVotes>(static_cast<size_t>(of.ep)));
     for (int lane = 0; lane < of.ep; ++lane) {
       ranks.push_back(std::make_unique<Rank>(model, of, p, lane, network, *votes.back(),
                                              seed + static_cast<unsigned>(ranks.size())));

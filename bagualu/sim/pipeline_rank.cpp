@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "bagualu/graph/megatron_moe.h"
 #include "bagualu/provision/floor.h"
 #include "bagualu/provision/job_survival.h"
+#include "bagualu/provision/rank_votes.h"
 
 namespace bagualu {
 namespace {
@@ -102,11 +104,6 @@ PipelineRank::PipelineRank(const PipelinePlan& plan, const JobMemory& memory, in
       program_(rank_program(plan.order, plan.sends, pp_rank)) {
   for (int64_t number : plan.job.stages_of_rank(pp_rank)) add_stage(static_cast<int>(number));
   set_budgets();
-  RecorderOptions options;
-  options.static_bytes = static_bytes_;
-  options.rows_per_received = plan.job.layout.etp;
-  recorder_ = std::make_unique<ProgramRecorder>(list_, static_cast<int>(plan.job.microbatches),
-                                                plan.sends, options);
   for (int m = 0; m < plan.job.microbatches; ++m) {
     for (const auto& stage : stages_) {
       for (const GateSpec& gate : stage->graph.gates) {
@@ -115,9 +112,10 @@ PipelineRank::PipelineRank(const PipelinePlan& plan, const JobMemory& memory, in
       }
     }
   }
-  BGL_CHECK(cells() == recorder_->cells(), cells(), recorder_->cells());
   make_policies();
   if (plan.budget_bytes > 0 && is_fitted(plan.policy)) fit_policies(fit_factor(plan.policy));
+  seats_.push_back(make_seat());
+  BGL_CHECK(cells() == seats_[0]->recorder->cells(), cells(), seats_[0]->recorder->cells());
 }
 
 void PipelineRank::add_stage(int number) {
@@ -214,29 +212,67 @@ void PipelineRank::fit_policies(double factor) {
   }
 }
 
-RankOutcome PipelineRank::decide(const int32_t* rows, int64_t stride, const double* imbalance,
-                                 const std::vector<bool>& votes) {
-  // Plans that a policy remembers would make an outcome depend on what was asked before.
-  if (remembers(plan_.policy.policy)) make_policies();
-  RankDriver driver(list_, options_, *recorder_);
+std::unique_ptr<PipelineRank::Seat> PipelineRank::make_seat() const {
+  auto seat = std::make_unique<Seat>();
+  seat->stages = list_;
+  RecorderOptions options;
+  options.static_bytes = static_bytes_;
+  options.rows_per_received = plan_.job.layout.etp;
+  seat->recorder = std::make_unique<ProgramRecorder>(
+      list_, static_cast<int>(plan_.job.microbatches), plan_.sends, options);
+  return seat;
+}
+
+// Plans that a policy remembers would make an outcome depend on what was asked before.
+void PipelineRank::renew_policies(Seat& seat) const {
+  if (!remembers(plan_.policy.policy)) return;
+  seat.policies.clear();
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    const Stage& stage = *stages_[s];
+    seat.policies.push_back(make_policy(plan_.policy.policy, stage.context, stage.options));
+    seat.stages[s].policy = seat.policies.back().get();
+  }
+}
+
+std::vector<RankOutcome> PipelineRank::decide(const std::vector<MemberRows>& members) {
+  while (seats_.size() < members.size()) seats_.push_back(make_seat());
+  std::vector<RankOutcome> outcomes(members.size());
+  RankVotes votes(members.size());
+  std::mutex turn;  // whoever waits for the others hands it on
+  drive_ranks(members.size(), votes, [&](size_t m) {
+    std::unique_lock lock(turn);
+    outcomes[m] = drive(*seats_[m], members[m], [&](bool mine) {
+      lock.unlock();
+      const bool all = votes.agree(mine);
+      lock.lock();
+      return all;
+    });
+  });
+  return outcomes;
+}
+
+RankOutcome PipelineRank::drive(Seat& seat, const MemberRows& member,
+                                const ProgramRecorder::Agree& agree) const {
+  renew_policies(seat);
+  ProgramRecorder& recorder = *seat.recorder;
+  RankDriver driver(seat.stages, options_, recorder);
   const auto balanced = static_cast<double>(std::max<int64_t>(1, plan_.balanced.rows));
-  recorder_->begin(
+  recorder.begin(
       driver,
       [&](int stage, int microbatch, int layer) {
-        const int32_t cell = recorder_->cell(stage, microbatch, layer);
-        const int64_t received = rows[cell * stride];
-        const double over =
-            imbalance != nullptr ? imbalance[cell] : static_cast<double>(received) / balanced;
+        const int32_t cell = recorder.cell(stage, microbatch, layer);
+        const int64_t received = member.rows[cell * member.stride];
+        const double over = member.imbalance != nullptr ? member.imbalance[cell]
+                                                        : static_cast<double>(received) / balanced;
         return GateCounts{{received, received}, over};
       },
-      [&votes](size_t number, bool mine) { return number < votes.size() ? votes[number] : mine; });
+      agree);
   const RankRun run = driver.run(program_);
   RankOutcome outcome = outcome_of(run);
-  StepProgram program = recorder_->take();
+  StepProgram program = recorder.take();
   program.dies = outcome.died;
   prepare(&program);
   outcome.program = std::make_shared<const StepProgram>(std::move(program));
-  outcome.votes = recorder_->said();
   return outcome;
 }
 
@@ -244,6 +280,7 @@ RankOutcome PipelineRank::outcome_of(const RankRun& run) const {
   RankOutcome outcome;
   outcome.died = !run.deaths.empty();
   outcome.peak_bytes = static_bytes_ + run.memory.peak_bytes;
+  outcome.serialised_segments = run.serialised_segments;
   outcome.decisions = static_cast<int64_t>(run.decisions.size());
   for (const RankDecision& one : run.decisions) {
     outcome.mitigated_gates += one.decision.mitigated ? 1 : 0;

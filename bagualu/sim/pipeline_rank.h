@@ -31,6 +31,14 @@ struct PipelinePlan {
   std::vector<int32_t> moe_index;  ///< by layer: its place among those with experts, or -1
 };
 
+/// What the router sends to one member of an expert group.
+struct MemberRows {
+  const int32_t* rows = nullptr;  ///< of the first cell
+  int64_t stride = 1;             ///< to the next cell's; 0: all cells have the same
+  /// By cell: hottest member of the group over the mean. nullptr: this one is the hottest.
+  const double* imbalance = nullptr;
+};
+
 /// One pipeline rank: graphs, prices and budgets of its stages, its driver and the recorder.
 class PipelineRank {
  public:
@@ -40,9 +48,9 @@ class PipelineRank {
   const std::vector<SimCell>& places() const { return places_; }
   int64_t short_by_bytes() const { return short_by_bytes_; }
 
-  /// `imbalance` by cell: hottest rank of the group over the mean.
-  RankOutcome decide(const int32_t* rows, int64_t stride, const double* imbalance,
-                     const std::vector<bool>& votes);
+  /// Drives members of the group side by side, gate by gate: a vote is passed if all of them who
+  /// are still alive say yes. Exact. Some ms for each. One thread at a time runs.
+  std::vector<RankOutcome> decide(const std::vector<MemberRows>& members);
 
  private:
   struct Stage {
@@ -53,11 +61,22 @@ class PipelineRank {
     std::unique_ptr<Policy> policy;
   };
 
+  /// A member's own, for as long as it is driven. Policies that remember nothing are shared.
+  struct Seat {
+    std::vector<std::unique_ptr<Policy>> policies;
+    std::vector<RankStage> stages;
+    std::unique_ptr<ProgramRecorder> recorder;
+  };
+
   void add_stage(int number);
   void set_budgets();
   void make_policies();
   bool fits_at(double factor);
   void fit_policies(double factor);
+  std::unique_ptr<Seat> make_seat() const;
+  void renew_policies(Seat& seat) const;
+  RankOutcome drive(Seat& seat, const MemberRows& member,
+                    const ProgramRecorder::Agree& agree) const;
   RankOutcome outcome_of(const RankRun& run) const;
 
   const PipelinePlan& plan_;
@@ -68,7 +87,7 @@ class PipelineRank {
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<RankStage> list_;
   std::vector<SimCell> places_;
-  std::unique_ptr<ProgramRecorder> recorder_;
+  std::vector<std::unique_ptr<Seat>> seats_;
 };
 
 }  // namespace bagualu

@@ -51,11 +51,10 @@ int ProgramRecorder::Impl::index_of(int stage) const {
   throw InternalError("stage that is not recorded: " + std::to_string(stage));
 }
 
-void ProgramRecorder::Impl::begin(const RankDriver& driver, CountsOf counts_of, VoteOf vote_of) {
+void ProgramRecorder::Impl::begin(const RankDriver& driver, CountsOf counts_of, Agree agree) {
   driver_ = &driver;
   counts_of_ = std::move(counts_of);
-  vote_of_ = std::move(vote_of);
-  said_.clear();
+  agree_ = std::move(agree);
   slots_.clear();
   loads_.assign(static_cast<size_t>(microbatches_ * gates_), {});
   for (StageTables& of : tables_) {
@@ -78,12 +77,6 @@ GateCounts ProgramRecorder::Impl::counts(int slot, int layer) {
   const GateCounts counts = counts_of_(tables.stage, of.microbatch, layer);
   loads_[static_cast<size_t>(cell_of(tables, of.microbatch, layer))] = counts.load;
   return counts;
-}
-
-bool ProgramRecorder::Impl::agree(bool mine) {
-  const size_t number = said_.size();
-  said_.push_back(mine);
-  return vote_of_ ? vote_of_(number, mine) : mine;
 }
 
 void ProgramRecorder::Impl::run(const StageAction& one) {
@@ -294,11 +287,10 @@ int32_t ProgramRecorder::cells() const { return impl_->gates() * impl_->microbat
 int32_t ProgramRecorder::cell(int stage, int microbatch, int layer) const {
   return impl_->cell(stage, microbatch, layer);
 }
-void ProgramRecorder::begin(const RankDriver& driver, CountsOf counts_of, VoteOf vote_of) {
-  impl_->begin(driver, std::move(counts_of), std::move(vote_of));
+void ProgramRecorder::begin(const RankDriver& driver, CountsOf counts_of, Agree agree) {
+  impl_->begin(driver, std::move(counts_of), std::move(agree));
 }
 StepProgram ProgramRecorder::take() { return impl_->take(); }
-const std::vector<bool>& ProgramRecorder::said() const { return impl_->said(); }
 
 void ProgramRecorder::open(int slot, int stage, int microbatch) {
   impl_->open(slot, stage, microbatch);

@@ -37,8 +37,8 @@ struct RecorderOptions {
 class ProgramRecorder final : public RankHost {
  public:
   using CountsOf = std::function<GateCounts(int stage, int microbatch, int layer)>;
-  /// What the group agreed on in its `number`-th vote of the step.
-  using VoteOf = std::function<bool(size_t number, bool mine)>;
+  /// RankHost::agree().
+  using Agree = std::function<bool(bool mine)>;
 
   /// Requires: stages (as the driver has them), their contexts, graphs and costs outlive this.
   ProgramRecorder(std::vector<RankStage> stages, int microbatches, const SendPlan& sends,
@@ -51,12 +51,10 @@ class ProgramRecorder final : public RankHost {
   /// Returns: -1 for a layer without one.
   int32_t cell(int stage, int microbatch, int layer) const;
 
-  /// Before every RankDriver::run(). Without `vote_of` the rank decides alone.
-  void begin(const RankDriver& driver, CountsOf counts_of, VoteOf vote_of = {});
+  /// Before every RankDriver::run(). Without `agree` the rank decides alone.
+  void begin(const RankDriver& driver, CountsOf counts_of, Agree agree = {});
   /// What was recorded since begin(); once.
   StepProgram take();
-  /// What this rank said in each vote since begin().
-  const std::vector<bool>& said() const;
 
   void open(int slot, int stage, int microbatch) override;
   void run(const RankTimeline& actions) override;

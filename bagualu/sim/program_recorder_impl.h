@@ -17,19 +17,18 @@ class ProgramRecorder::Impl {
   Impl(std::vector<RankStage> stages, int microbatches, const SendPlan& sends,
        const RecorderOptions& options);
 
-  void begin(const RankDriver& driver, CountsOf counts_of, VoteOf vote_of);
+  void begin(const RankDriver& driver, CountsOf counts_of, Agree agree);
   StepProgram take() { return writer_.take(); }
   void open(int slot, int stage, int microbatch);
   void run(const StageAction& action);
   GateCounts counts(int slot, int layer);
-  bool agree(bool mine);
+  bool agree(bool mine) const { return agree_ ? agree_(mine) : mine; }
 
   int32_t gates() const { return gates_; }
   int microbatches() const { return microbatches_; }
   int32_t cell(int stage, int microbatch, int layer) const {
     return cell_of(tables_[static_cast<size_t>(index_of(stage))], microbatch, layer);
   }
-  const std::vector<bool>& said() const { return said_; }
 
  private:
   static constexpr size_t kActionKinds = static_cast<size_t>(ActionKind::kWeightGrad) + 1;
@@ -119,8 +118,7 @@ class ProgramRecorder::Impl {
   ProgramWriter writer_;
   const RankDriver* driver_ = nullptr;
   CountsOf counts_of_;
-  VoteOf vote_of_;
-  std::vector<bool> said_;
+  Agree agree_;
   std::vector<LayerLoad> loads_;  ///< by cell, once known
   std::vector<SlotState> slots_;
   // Of the action at hand.

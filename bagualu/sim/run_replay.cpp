@@ -1,16 +1,13 @@
 #include "bagualu/sim/run_replay.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "bagualu/base/error.h"
 #include "bagualu/base/units.h"
 #include "bagualu/cost/profile.h"
+#include "bagualu/provision/rank_votes.h"
 
 namespace bagualu {
 namespace {
@@ -24,44 +21,6 @@ int64_t host_block_bytes(int64_t storage_bytes) {
 }
 
 }  // namespace
-
-// Votes of an expert group, whose ranks are threads. What they agree on depends on nothing but what
-// they say.
-class RunReplay::Group {
- public:
-  explicit Group(size_t members) : members_(members) {}
-
-  bool agree(bool mine) {
-    std::unique_lock lock(mutex_);
-    all_ = all_ && mine;
-    if (++arrived_ == members_) {
-      result_ = std::exchange(all_, true);
-      arrived_ = 0;
-      ++round_;
-      changed_.notify_all();
-      return result_;
-    }
-    const int64_t round = round_;
-    changed_.wait(lock, [&] { return round_ != round || failed_; });
-    if (round_ == round) throw InternalError("another rank of the group failed");
-    return result_;
-  }
-
-  // The others stop waiting for this rank.
-  void fail() {
-    const std::lock_guard lock(mutex_);
-    failed_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  const size_t members_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t arrived_ = 0;
-  int64_t round_ = 0;
-  bool all_ = true, result_ = true, failed_ = false;
-};
 
 class RunReplay::Rank final : public RankHost {
  public:
@@ -91,10 +50,10 @@ class RunReplay::Rank final : public RankHost {
   }
 
   // One run of the passes; a repeated step has two.
-  bool run(const LoggedStep& logged, Group& group, bool programs, bool points,
+  bool run(const LoggedStep& logged, RankVotes& votes, bool programs, bool points,
            ReplayedRank& result) {
     logged_ = &logged;
-    group_ = &group;
+    votes_ = &votes;
     recording_ = programs;
     points_ = points;
     result_ = &result;
@@ -223,7 +182,7 @@ class RunReplay::Rank final : public RankHost {
                              static_cast<double>(total)};
   }
 
-  bool agree(bool mine) override { return group_->agree(mine); }
+  bool agree(bool mine) override { return votes_->agree(mine); }
 
   void close(int slot) override {
     if (recording_) recorder_->close(slot);
@@ -251,7 +210,7 @@ class RunReplay::Rank final : public RankHost {
   std::unique_ptr<RankDriver> driver_;
 
   const LoggedStep* logged_ = nullptr;
-  Group* group_ = nullptr;
+  RankVotes* votes_ = nullptr;
   std::deque<CostTable> timed_costs_;
   std::deque<ProvisionContext> timed_contexts_;
   int64_t counts_exchange_ns_ = 0;
@@ -303,26 +262,13 @@ void RunReplay::drive(const LoggedStep& logged, bool programs, ReplayedStep& res
   const auto members = static_cast<size_t>(group_size_);
   std::vector<char> repeats(ranks_.size(), 0);
   for (size_t first = 0; first < ranks_.size(); first += members) {
-    Group group(members);
-    std::vector<std::exception_ptr> failures(members);
-    const auto drive_one = [&](size_t member) {
+    RankVotes votes(members);
+    drive_ranks(members, votes, [&](size_t member) {
       const size_t rank = first + member;
-      try {
-        repeats[rank] =
-            ranks_[rank]->run(logged, group, programs, static_cast<int>(rank) == logged.memory_rank,
-                              result.ranks[rank]);
-      } catch (...) {
-        failures[member] = std::current_exception();
-        group.fail();
-      }
-    };
-    std::vector<std::thread> threads;
-    for (size_t member = 1; member < members; ++member) threads.emplace_back(drive_one, member);
-    drive_one(0);
-    for (std::thread& thread : threads) thread.join();
-    for (const std::exception_ptr& failure : failures) {
-      if (failure) std::rethrow_exception(failure);
-    }
+      repeats[rank] =
+          ranks_[rank]->run(logged, votes, programs, static_cast<int>(rank) == logged.memory_rank,
+                            result.ranks[rank]);
+    });
   }
   result.repeated = std::any_of(repeats.begin(), repeats.end(), [](char one) { return one != 0; });
 }

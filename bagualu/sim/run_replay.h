@@ -52,7 +52,6 @@ class RunReplay {
 
  private:
   class Rank;
-  class Group;
   void drive(const LoggedStep& logged, bool programs, ReplayedStep& result);
 
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -61,21 +61,33 @@ class StageModel::Impl {
  private:
   /// Cells in which the hottest rank is above the threshold of a policy that looks at nothing else.
   using Triggered = std::vector<bool>;
-  using LevelKey = std::tuple<int, int32_t, Triggered, std::vector<bool>>;
+  /// Pipeline rank, what binds the whole group, levels.
+  using LevelKey = std::tuple<int, Triggered, std::vector<int32_t>>;
+  /// Of a group.
+  struct Rows {
+    const int32_t* of_cells = nullptr;  ///< [cell][member]
+    std::vector<double> imbalance;      ///< by cell: hottest member over the mean
+    Triggered triggered;
+  };
 
   std::vector<double> hottest(int pp_rank, const int32_t* rows) const;
   Triggered triggered(const std::vector<double>& imbalance) const;
   std::vector<int32_t> level_rows(const std::vector<double>& levels) const;
   std::vector<int32_t> member_levels(int pp_rank, const int32_t* rows,
                                      const std::vector<int32_t>& levels) const;
-  const RankOutcome& at_level(int pp_rank, int32_t level, const Triggered& triggered,
-                              const std::vector<double>& imbalance, const std::vector<bool>& votes);
-  bool agree(const std::vector<RankOutcome>& members, std::vector<bool>& agreed) const;
+  /// Of the levels that are there, then of the members with rows of their own.
+  std::vector<RankOutcome> drive(int pp_rank, const Rows& rows, const std::vector<int32_t>& levels,
+                                 const std::vector<size_t>& hot);
+  const std::vector<RankOutcome>& at_levels(int pp_rank, const Rows& rows,
+                                            const std::vector<int32_t>& levels);
+  std::vector<MemberRows> company(const Rows& rows, const std::vector<int32_t>& levels,
+                                  const std::vector<size_t>& hot) const;
 
   const PipelinePlan plan_;
   const SimLinks links_;
   std::vector<std::unique_ptr<PipelineRank>> ranks_;
-  std::map<LevelKey, RankOutcome> kept_;
+  std::map<LevelKey, std::vector<RankOutcome>> kept_;
+  size_t kept_programs_ = 0;
 };
 
 std::vector<double> StageModel::Impl::hottest(int pp_rank, const int32_t* rows) const {
@@ -125,62 +137,81 @@ std::vector<int32_t> StageModel::Impl::member_levels(int pp_rank, const int32_t*
   return most;
 }
 
-const RankOutcome& StageModel::Impl::at_level(int pp_rank, int32_t level,
-                                              const Triggered& triggered,
-                                              const std::vector<double>& imbalance,
-                                              const std::vector<bool>& votes) {
-  const LevelKey key{pp_rank, level, triggered, votes};
+std::vector<MemberRows> StageModel::Impl::company(const Rows& rows,
+                                                  const std::vector<int32_t>& levels,
+                                                  const std::vector<size_t>& hot) const {
+  std::vector<MemberRows> members;
+  const double* bound = rows.triggered.empty() ? nullptr : rows.imbalance.data();
+  for (const int32_t& level : levels) members.push_back({&level, 0, bound});
+  for (const size_t m : hot) {
+    members.push_back({rows.of_cells + m, this->members(), rows.imbalance.data()});
+  }
+  return members;
+}
+
+const std::vector<RankOutcome>& StageModel::Impl::at_levels(int pp_rank, const Rows& rows,
+                                                            const std::vector<int32_t>& levels) {
+  const LevelKey key{pp_rank, rows.triggered, levels};
   const auto found = kept_.find(key);
   if (found != kept_.end()) return found->second;
-  if (kept_.size() >= kMostKept) kept_.clear();
-  PipelineRank& of = rank(pp_rank);
-  const std::vector<int32_t> rows(static_cast<size_t>(std::max(1, of.cells())), level);
-  const double* hottest = triggered.empty() ? nullptr : imbalance.data();
-  return kept_.emplace(key, of.decide(rows.data(), 1, hottest, votes)).first->second;
-}
-
-// The first vote that is not unanimous fails; it ends what is agreed on so far.
-// Returns: true if all members went the agreed way to their end.
-bool StageModel::Impl::agree(const std::vector<RankOutcome>& members,
-                             std::vector<bool>& agreed) const {
-  size_t most = 0;
-  for (const RankOutcome& one : members) most = std::max(most, one.votes.size());
-  for (size_t k = agreed.size(); k < most; ++k) {
-    size_t yes = 0, no = 0;
-    for (const RankOutcome& one : members) {
-      if (k >= one.votes.size()) continue;  // dead by then
-      ++(one.votes[k] ? yes : no);
-    }
-    agreed.push_back(no == 0);
-    if (yes > 0 && no > 0) return false;
+  kept_programs_ += levels.size();
+  if (kept_programs_ > kMostKept) {
+    kept_.clear();
+    kept_programs_ = levels.size();
   }
-  return true;
+  return kept_.emplace(key, rank(pp_rank).decide(company(rows, levels, {}))).first->second;
 }
 
-std::vector<RankOutcome> StageModel::Impl::group(int pp_rank, const int32_t* rows,
+std::vector<RankOutcome> StageModel::Impl::drive(int pp_rank, const Rows& rows,
+                                                 const std::vector<int32_t>& levels,
+                                                 const std::vector<size_t>& hot) {
+  if (plan_.policy.overlap) {
+    if (hot.empty()) return at_levels(pp_rank, rows, levels);
+    return rank(pp_rank).decide(company(rows, levels, hot));
+  }
+  // Nobody votes: everyone goes his own way.
+  std::vector<RankOutcome> outcomes;
+  for (const int32_t level : levels) {
+    outcomes.push_back(at_levels(pp_rank, rows, {level}).front());
+  }
+  for (const size_t m : hot) {
+    outcomes.push_back(rank(pp_rank).decide(company(rows, {}, {m})).front());
+  }
+  return outcomes;
+}
+
+std::vector<RankOutcome> StageModel::Impl::group(int pp_rank, const int32_t* of_cells,
                                                  const std::vector<double>& levels) {
   const auto count = static_cast<size_t>(members());
-  const std::vector<double> imbalance = hottest(pp_rank, rows);
-  const Triggered cells = triggered(imbalance);
-  const std::vector<int32_t> level = member_levels(pp_rank, rows, level_rows(levels));
-  std::vector<RankOutcome> outcomes(count);
-  std::vector<bool> agreed;
-  std::vector<bool> rerun(count, true);
+  Rows rows{of_cells, hottest(pp_rank, of_cells), {}};
+  rows.triggered = triggered(rows.imbalance);
+  std::vector<int32_t> level = member_levels(pp_rank, of_cells, level_rows(levels));
   for (;;) {
+    std::vector<int32_t> present;
+    std::vector<size_t> hot;
     for (size_t m = 0; m < count; ++m) {
-      if (!rerun[m]) continue;
-      if (level[m] >= 0) outcomes[m] = at_level(pp_rank, level[m], cells, imbalance, agreed);
-      // What dies at a level may live below it.
-      if (level[m] < 0 || outcomes[m].died) {
-        outcomes[m] = rank(pp_rank).decide(rows + m, members(), imbalance.data(), agreed);
+      if (level[m] < 0) {
+        hot.push_back(m);
+      } else {
+        present.push_back(level[m]);
       }
     }
-    if (agree(outcomes, agreed)) return outcomes;
-    // Who said no at the vote that failed went that way already.
+    std::sort(present.begin(), present.end());
+    present.erase(std::unique(present.begin(), present.end()), present.end());
+    const std::vector<RankOutcome> driven = drive(pp_rank, rows, present, hot);
+    std::vector<RankOutcome> outcomes(count);
+    bool all = true;
+    size_t next_hot = present.size();
     for (size_t m = 0; m < count; ++m) {
-      const std::vector<bool>& said = outcomes[m].votes;
-      rerun[m] = said.size() >= agreed.size() && said[agreed.size() - 1];
+      const auto at = std::lower_bound(present.begin(), present.end(), level[m]) - present.begin();
+      outcomes[m] = driven[level[m] < 0 ? next_hot++ : static_cast<size_t>(at)];
+      // What dies at a level may live below it.
+      if (level[m] >= 0 && outcomes[m].died) {
+        level[m] = -1;
+        all = false;
+      }
     }
+    if (all) return outcomes;
   }
 }
 
@@ -216,8 +247,8 @@ int64_t StageModel::short_by_bytes(int pp_rank) const {
 }
 const SimLinks& StageModel::links() const { return impl_->links(); }
 
-RankOutcome StageModel::decide(int pp_rank, const int32_t* rows, const std::vector<bool>& votes) {
-  return impl_->rank(pp_rank).decide(rows, 1, nullptr, votes);
+RankOutcome StageModel::decide(int pp_rank, const int32_t* rows) {
+  return impl_->rank(pp_rank).decide({{rows, 1, nullptr}}).front();
 }
 std::vector<RankOutcome> StageModel::group(int pp_rank, const int32_t* rows,
                                            const std::vector<double>& levels) {

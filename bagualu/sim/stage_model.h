@@ -40,7 +40,7 @@ struct RankOutcome {
   int64_t decisions = 0;
   int64_t exposed_ns = 0;  ///< by the decisions' own prediction
   bool repeat_step = false;
-  std::vector<bool> votes;  ///< what this rank said, in order
+  int64_t serialised_segments = 0;  ///< parts of pairs of passes, for want of memory on some rank
 };
 
 /// One job under one policy on one machine.
@@ -66,14 +66,14 @@ class StageModel {
   int64_t short_by_bytes(int pp_rank) const;  ///< of the floor, adaptive only; 0: it fits
   const SimLinks& links() const;
 
-  /// Drives one rank with these rows by cell, gate by gate. Exact. Some ms. The group's votes are
-  /// `votes` in their order, and behind its end this rank's own.
-  RankOutcome decide(int pp_rank, const int32_t* rows, const std::vector<bool>& votes = {});
+  /// Drives one rank alone with these rows by cell, gate by gate. Exact. Some ms.
+  RankOutcome decide(int pp_rank, const int32_t* rows);
 
-  /// Programs and outcomes of a whole expert group, as its ranks would agree on them: a vote is
-  /// passed if all members say yes. A member whose rows are nowhere above one of `levels` times the
-  /// balanced ones shares the program that was decided at exactly that level (peaks rise with rows,
-  /// so it fits wherever it is used) and kept; the others are driven with their own rows.
+  /// Programs and outcomes of a whole expert group, as its ranks agree on them: a vote is passed if
+  /// all members say yes. A member whose rows are nowhere above one of `levels` times the balanced
+  /// ones shares the program that was decided at exactly that level (peaks rise with rows, so it
+  /// fits wherever it is used) and votes as the level does; the others are driven with their own
+  /// rows. Groups all of whose members are at levels are kept.
   /// levels empty: all are.
   /// Shapes: rows[cell * members() + member]; result by member
   std::vector<RankOutcome> group(int pp_rank, const int32_t* rows,
