@@ -78,8 +78,7 @@ std::string to_text(const RunValidation& all) {
                        {"p90_error_fraction", all.p90_error},
                        {"bias_fraction", all.bias},
                        {"median_passes_error_fraction", all.median_passes_error},
-                       {"calibrated_hit_ns", all.outside.hit_ns},
-                       {"calibrated_search_ns", all.outside.search_ns},
+                       {"calibrated_decisions_ns", all.outside.decisions_ns},
                        {"calibrated_after_ns", all.outside.after_ns},
                        {"steps", steps}};
   return answer.dump() + "\n";
@@ -106,12 +105,11 @@ void print_table(const RunValidation& all, std::ostream& out) {
   out << fmt::format(
       "\nstep time: {} steps, median error {:.1f}%, 90 of 100 within {:.1f}%, bias {:+.1f}%; "
       "passes alone {:.1f}%\n"
-      "Simulated from the profile's operator times; from the steps marked: {:.3f} ms of a "
-      "decision, "
-      "{:.3f} ms\nof one with a search, {:.3f} ms behind the last pass (gradients, optimizer, the "
-      "loop). The first step of a\nstart is not timed.\n",
+      "Simulated from the profile's operator times; from the steps marked: {:.3f} ms of decisions "
+      "in a step,\n{:.3f} ms behind the last pass (gradients, optimizer, the loop). The first step "
+      "of a start is not timed.\n",
       all.timed_steps, 100 * all.median_error, 100 * all.p90_error, 100 * all.bias,
-      100 * all.median_passes_error, ms(all.outside.hit_ns), ms(all.outside.search_ns),
+      100 * all.median_passes_error, ms(all.outside.decisions_ns),
       ms(all.outside.after_ns));
 }
 

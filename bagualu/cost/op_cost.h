@@ -31,6 +31,7 @@ struct CostTable {
   double h2d_bytes_per_s = 0;
   double copy_hidden_fraction = 0;  ///< share of a copy that runs beside compute
   double encode_bytes_per_s = 0;
+  int64_t exchange_post_ns = 0;  ///< of an exchange's time: on the compute thread, never hidden
 
   int64_t forward_ns(const Graph& graph, int op, const LayerLoad& load) const;
   int64_t backward_ns(const Graph& graph, int op, const LayerLoad& load) const;

@@ -22,6 +22,7 @@ struct ProfileParts {
   double h2d_bytes_per_s = 0;
   double copy_hidden_fraction = 0;
   double encode_bytes_per_s = 0;
+  int64_t exchange_post_ns = 0;
 };
 
 ProfileParts read_parts(const Json& profile, const std::string& where) {
@@ -36,6 +37,7 @@ ProfileParts read_parts(const Json& profile, const std::string& where) {
   parts.h2d_bytes_per_s = reader.number("h2d_bytes_per_s", 1.0);
   parts.copy_hidden_fraction = reader.number("copy_hidden_fraction", 0.0, 1.0);
   parts.encode_bytes_per_s = reader.number("encode_bytes_per_s", 1.0);
+  parts.exchange_post_ns = static_cast<int64_t>(reader.number_or("exchange_post_ns", 0, 0, 1e12));
   reader.finish();
   return parts;
 }
@@ -172,6 +174,7 @@ CostTable costs_from_profile(const Graph& graph, const Json& profile, const std:
   costs.h2d_bytes_per_s = parts.h2d_bytes_per_s;
   costs.copy_hidden_fraction = parts.copy_hidden_fraction;
   costs.encode_bytes_per_s = parts.encode_bytes_per_s;
+  costs.exchange_post_ns = parts.exchange_post_ns;
   return costs;
 }
 

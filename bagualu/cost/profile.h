@@ -6,7 +6,8 @@
 //  "ops":{"core_attn":{"forward":[[x,ns],...],"backward":[[x,ns],...],
 //                      "forward_workspace_bytes":n,"backward_workspace_bytes":n},...},
 //  "rebuild":{"expert_fc1":[[x,ns],...],"moe_act":[[x,ns],...]},
-//  "d2h_bytes_per_s","h2d_bytes_per_s","copy_hidden_fraction","encode_bytes_per_s"}
+//  "d2h_bytes_per_s","h2d_bytes_per_s","copy_hidden_fraction","encode_bytes_per_s",
+//  "exchange_post_ns"}                                    // may be absent: 0
 //
 // ops is by operator kind: layers of one kind are alike. x is tokens, or rows for the operators of
 // scales_with_rows(). A workspace is the peak of all temporaries beside the created storages.

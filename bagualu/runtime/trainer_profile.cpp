@@ -4,6 +4,7 @@
 #include <map>
 
 #include "bagualu/base/error.h"
+#include "bagualu/base/mean.h"
 #include "bagualu/cost/block_codes.h"
 #include "bagualu/cost/op_flops.h"
 #include "bagualu/cost/profile.h"
@@ -15,23 +16,24 @@
 namespace bagualu {
 namespace {
 
-constexpr int kBalancedRuns = 4;
-constexpr int kHotRuns = 2;
+constexpr int kBalancedRuns = 10;
+constexpr int kHotRuns = 5;
+constexpr double kTail = 0.1;
 constexpr int64_t kCopyBytes = int64_t{4} << 20;
 constexpr int64_t kSmallestCopyBytes = int64_t{64} << 10;
 constexpr int64_t kProbeMatrix = 96;
 constexpr int kCopyRuns = 5;
 
-// (x, ns) samples of one quantity; the median per x is kept.
+// (x, ns) samples of one quantity.
 class Samples {
  public:
   void add(int64_t x, int64_t ns) { by_x_[x].push_back(ns); }
   bool empty() const { return by_x_.empty(); }
-  Json points() const {
+  /// Means by x, without the longest `tail` of the samples.
+  Json points(double tail) const {
     Json list = Json::array();
-    for (auto [x, values] : by_x_) {
-      std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-      list.push_back(Json::array({x, values[values.size() / 2]}));
+    for (const auto& [x, values] : by_x_) {
+      list.push_back(Json::array({x, mean_without_tail(values, tail)}));
     }
     return list;
   }
@@ -40,11 +42,19 @@ class Samples {
   std::map<int64_t, std::vector<int64_t>> by_x_;
 };
 
+// Whose time is mostly that of the slowest rank, which is another one every time: pauses of any
+// rank are part of every step, so none is left out.
+bool waits_for_ranks(const std::string& kind) {
+  return kind == op_kind_name(OpKind::kDispatch) || kind == op_kind_name(OpKind::kCombine) ||
+         kind == op_kind_name(OpKind::kRouter);
+}
+
 // Time of every operator of one micro-batch; of a communication, from its issue to its end.
 class OpTimer final : public ExecutorObserver {
  public:
   struct Times {
     std::vector<int64_t> forward_ns, backward_ns;  ///< by op
+    std::vector<int64_t> post_ns;                  ///< of exchanges
   };
 
   explicit OpTimer(const Executor& executor) : executor_(executor) {}
@@ -54,6 +64,11 @@ class OpTimer final : public ExecutorObserver {
     Times& all = times[&graph];
     all.forward_ns.resize(graph.ops.size(), 0);
     all.backward_ns.resize(graph.ops.size(), 0);
+    const OpKind op = graph.ops[static_cast<size_t>(id)].kind;
+    if ((kind == ActionKind::kForward || kind == ActionKind::kBackward) &&
+        (op == OpKind::kDispatch || op == OpKind::kCombine)) {
+      all.post_ns.push_back(end_ns - begin_ns);
+    }
     if (kind == ActionKind::kForward || kind == ActionKind::kForwardEnd) {
       all.forward_ns[static_cast<size_t>(id)] += end_ns - begin_ns;
     } else if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardEnd) {
@@ -183,7 +198,7 @@ int64_t probe_bytes(const DeviceArena& arena, const HostArena& host) {
 // several stages one micro-batch at a time goes through all of them.
 Json Trainer::measure_profile() {
   std::map<std::string, Samples> forward, backward;
-  Samples fc1, act;
+  Samples fc1, act, post;
   std::vector<std::unique_ptr<SurvivalPolicy>> policies;
   std::vector<RankStage> list;
   for (auto& stage : stages_) {
@@ -232,6 +247,7 @@ Json Trainer::measure_profile() {
         forward[kind].add(x, times.forward_ns[i]);
         if (op.has_backward) backward[kind].add(x, times.backward_ns[i]);
       }
+      for (const int64_t ns : times.post_ns) post.add(0, ns);
       const auto gates = static_cast<int64_t>(graph.gates.size());
       for (const GateSpec& gate : graph.gates) {
         const int64_t rows = microbatch.routing[static_cast<size_t>(gate.layer)]->load.rows;
@@ -251,12 +267,13 @@ Json Trainer::measure_profile() {
 
   Json ops = Json::object();
   for (const auto& [kind, samples] : forward) {
-    ops[kind]["forward"] = samples.points();
-    ops[kind]["backward"] =
-        backward.count(kind) > 0 ? backward.at(kind).points() : Json::array({Json::array({0, 0})});
+    const double tail = waits_for_ranks(kind) ? 0 : kTail;
+    ops[kind]["forward"] = samples.points(tail);
+    ops[kind]["backward"] = backward.count(kind) > 0 ? backward.at(kind).points(tail)
+                                                     : Json::array({Json::array({0, 0})});
   }
   Json rebuild = Json::object();
-  if (!fc1.empty()) rebuild = {{"expert_fc1", fc1.points()}, {"moe_act", act.points()}};
+  if (!fc1.empty()) rebuild = {{"expert_fc1", fc1.points(kTail)}, {"moe_act", act.points(kTail)}};
   const CopySpeed copies = measure_copies(transfers_, host_, probe_bytes(arena_, host_));
   host_.trim();
   return {{"version", 1},
@@ -267,7 +284,8 @@ Json Trainer::measure_profile() {
           {"d2h_bytes_per_s", copies.d2h_bytes_per_s},
           {"h2d_bytes_per_s", copies.h2d_bytes_per_s},
           {"copy_hidden_fraction", copies.hidden_fraction},
-          {"encode_bytes_per_s", measure_encoding(probe_bytes(arena_, host_) / 2)}};
+          {"encode_bytes_per_s", measure_encoding(probe_bytes(arena_, host_) / 2)},
+          {"exchange_post_ns", post.empty() ? Json(0) : post.points(kTail)[0][1]}};
 }
 
 }  // namespace bagualu

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <deque>
-#include <numeric>
 #include <utility>
 
 #include "bagualu/base/error.h"
+#include "bagualu/base/mean.h"
 
 namespace bagualu {
 namespace {
@@ -242,13 +242,6 @@ int64_t own_ns(const StepEvent& event, const std::vector<StepTransfer>& transfer
   int64_t from = event.start_ns;
   for (int n : event.awaits) from = std::max(from, transfers[static_cast<size_t>(n)].end_ns);
   return std::max<int64_t>(0, event.end_ns - from);
-}
-
-int64_t mean_without_tail(std::vector<int64_t> values, double tail) {
-  const auto left_out = static_cast<size_t>(static_cast<double>(values.size()) * tail);
-  const auto kept = static_cast<std::ptrdiff_t>(values.size() - left_out);
-  if (left_out > 0) std::nth_element(values.begin(), values.begin() + kept, values.end());
-  return std::accumulate(values.begin(), values.begin() + kept, int64_t{0}) / kept;
 }
 
 }  // namespace

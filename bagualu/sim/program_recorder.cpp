@@ -79,6 +79,30 @@ GateCounts ProgramRecorder::Impl::counts(int slot, int layer) {
   return counts;
 }
 
+bool ProgramRecorder::Impl::agree(bool mine) {
+  if (options_.exchange_counts) {
+    SimInstruction made;
+    made.step = SimStep::kIssue;
+    made.name = writer_.name("vote");
+    made.transfer = writer_.transfer({.kind = SimTransferKind::kExchange, .name = made.name});
+    writer_.instruction(made);
+    made.step = SimStep::kAwait;
+    writer_.instruction(made);
+  }
+  return agree_ ? agree_(mine) : mine;
+}
+
+void ProgramRecorder::Impl::decide(int slot, int64_t ns) {
+  const SlotState& of = slots_[static_cast<size_t>(slot)];
+  SimInstruction made;
+  made.step = SimStep::kCompute;
+  made.stage = static_cast<int16_t>(tables_[static_cast<size_t>(of.stage)].stage);
+  made.microbatch = of.microbatch;
+  made.name = writer_.name("decide");
+  made.time = writer_.time({.points = {{0, ns}}});
+  writer_.instruction(made);
+}
+
 void ProgramRecorder::Impl::run(const StageAction& one) {
   slot_ = &slots_[static_cast<size_t>(one.slot)];
   of_ = &tables_[static_cast<size_t>(slot_->stage)];
@@ -146,6 +170,13 @@ void ProgramRecorder::Impl::compute(const Action& action) {
 }
 
 void ProgramRecorder::Impl::issue(const Action& action, SimTransfer transfer, int32_t cell) {
+  const bool has_rows =
+      transfer.bytes_per_row > 0 || transfer.bytes > 0;  // others are no operators
+  if (transfer.kind == SimTransferKind::kExchange && has_rows && of_->cost->exchange_post_ns > 0) {
+    SimInstruction post = instruction(SimStep::kCompute, action, -1);
+    post.time = writer_.time({.points = {{0, of_->cost->exchange_post_ns}}});
+    writer_.instruction(post);
+  }
   SimInstruction made = instruction(SimStep::kIssue, action, cell);
   transfer.name = made.name;
   made.transfer = writer_.transfer(transfer);
@@ -291,6 +322,8 @@ void ProgramRecorder::begin(const RankDriver& driver, CountsOf counts_of, Agree 
   impl_->begin(driver, std::move(counts_of), std::move(agree));
 }
 StepProgram ProgramRecorder::take() { return impl_->take(); }
+
+void ProgramRecorder::decide(int slot, int64_t ns) { impl_->decide(slot, ns); }
 
 void ProgramRecorder::open(int slot, int stage, int microbatch) {
   impl_->open(slot, stage, microbatch);

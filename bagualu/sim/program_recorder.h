@@ -13,8 +13,8 @@ namespace bagualu {
 
 struct RecorderOptions {
   int64_t static_bytes = 0;
-  /// Ranks of an expert group exchange counts behind every router and go on when all have: an
-  /// exchange without bytes at every gate.
+  /// Ranks of an expert group exchange counts behind every router, and votes, and go on when all
+  /// have: an exchange without bytes at each.
   bool exchange_counts = false;
   /// Rows of a load over those that the exchange brings to one rank: the experts' tensor-parallel
   /// size, whose ranks gather what each received.
@@ -55,6 +55,9 @@ class ProgramRecorder final : public RankHost {
   void begin(const RankDriver& driver, CountsOf counts_of, Agree agree = {});
   /// What was recorded since begin(); once.
   StepProgram take();
+  /// The compute thread decides for that long; nothing else records a decision.
+  /// Requires: the slot is open.
+  void decide(int slot, int64_t ns);
 
   void open(int slot, int stage, int microbatch) override;
   void run(const RankTimeline& actions) override;

@@ -21,8 +21,9 @@ class ProgramRecorder::Impl {
   StepProgram take() { return writer_.take(); }
   void open(int slot, int stage, int microbatch);
   void run(const StageAction& action);
+  void decide(int slot, int64_t ns);
   GateCounts counts(int slot, int layer);
-  bool agree(bool mine) const { return agree_ ? agree_(mine) : mine; }
+  bool agree(bool mine);
 
   int32_t gates() const { return gates_; }
   int microbatches() const { return microbatches_; }

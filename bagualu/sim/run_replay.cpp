@@ -49,6 +49,8 @@ class RunReplay::Rank final : public RankHost {
     make_recorder();
   }
 
+  void set_decision_times(DecisionTimes times) { decision_times_ = std::move(times); }
+
   // One run of the passes; a repeated step has two.
   bool run(const LoggedStep& logged, RankVotes& votes, bool programs, bool points,
            ReplayedRank& result) {
@@ -69,8 +71,10 @@ class RunReplay::Rank final : public RankHost {
     if (recording_) result.program = recorder_->take();
     result.end_bytes = live_bytes_ + driver_->memory().live_bytes;
     result.died = result.died || !run.deaths.empty();
-    result.decisions += static_cast<int64_t>(run.decisions.size());
-    for (const RankDecision& made : run.decisions) result.cache_hits += made.decision.cache_hit;
+    for (const RankDecision& made : run.decisions) {
+      result.decisions.push_back({made.stage, made.microbatch, made.gate});
+      result.cache_hits += made.decision.cache_hit;
+    }
     result.plans.assign(run.flights.size(), {});
     bool repeat = false;
     for (const RankFlight& flight : run.flights) {
@@ -182,7 +186,16 @@ class RunReplay::Rank final : public RankHost {
                              static_cast<double>(total)};
   }
 
-  bool agree(bool mine) override { return votes_->agree(mine); }
+  bool agree(bool mine) override {
+    if (recording_) recorder_->agree(mine);
+    return votes_->agree(mine);
+  }
+
+  void decided(RankDecision& made) override {
+    if (!recording_) return;
+    const auto found = decision_times_.find({made.stage, made.microbatch, made.gate});
+    if (found != decision_times_.end()) recorder_->decide(made.slot, found->second);
+  }
 
   void close(int slot) override {
     if (recording_) recorder_->close(slot);
@@ -214,6 +227,7 @@ class RunReplay::Rank final : public RankHost {
   std::deque<CostTable> timed_costs_;
   std::deque<ProvisionContext> timed_contexts_;
   int64_t counts_exchange_ns_ = 0;
+  DecisionTimes decision_times_;
   std::unique_ptr<ProgramRecorder> recorder_;
   bool recording_ = false;
   bool points_ = false;
@@ -234,6 +248,12 @@ RunReplay::~RunReplay() = default;
 
 void RunReplay::set_counts_exchange_ns(int64_t exchange_ns) {
   for (auto& rank : ranks_) rank->set_counts_exchange_ns(exchange_ns);
+}
+
+void RunReplay::set_decision_times(std::vector<DecisionTimes> times) {
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    ranks_[r]->set_decision_times(std::move(times.at(r)));
+  }
 }
 
 const std::vector<std::unique_ptr<TrainerStage>>& RunReplay::stages(int rank) const {

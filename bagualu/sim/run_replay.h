@@ -2,7 +2,9 @@
 // Nothing is executed; bytes follow from the same replay that the runtime predicts with.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +15,15 @@
 
 namespace bagualu {
 
+struct DecisionPlace {
+  int stage = -1;
+  int microbatch = -1;
+  int gate = -1;
+  auto operator<=>(const DecisionPlace&) const = default;
+};
+/// Times of one rank's decisions.
+using DecisionTimes = std::map<DecisionPlace, int64_t>;
+
 /// What a rank would do in a step. Entries and passes as LoggedRank's.
 struct ReplayedRank {
   int64_t peak_bytes = 0;
@@ -21,7 +32,7 @@ struct ReplayedRank {
   std::vector<std::string> plans;
   std::vector<PassLevel> passes;
   std::vector<LivePoint> memory;  ///< of the ranks it was asked of
-  int64_t decisions = 0;
+  std::vector<DecisionPlace> decisions;
   int64_t cache_hits = 0;
   bool died = false;    ///< some pass exceeded a budget
   StepProgram program;  ///< if asked for
@@ -47,6 +58,9 @@ class RunReplay {
   /// In programs the exchange of counts behind a router is one of its own; the profile's router
   /// waits for it inside its time, so that much is taken off.
   void set_counts_exchange_ns(int64_t exchange_ns);
+
+  /// What decisions take in programs from now on, by rank; nothing where a place is not in there.
+  void set_decision_times(std::vector<DecisionTimes> times);
 
   const std::vector<std::unique_ptr<TrainerStage>>& stages(int rank) const;
 

@@ -77,7 +77,8 @@ SimLinks run_links(const LoggedStart& start, const RunReplay& replay) {
     links.node_bytes_per_s = (most_bytes - even_bytes) / (most_ns - even_ns) * 1e9;
   }
   const double moving_ns = even_bytes / links.node_bytes_per_s * 1e9;
-  links.latency_ns = static_cast<int64_t>(std::max(even_ns - moving_ns, 0.0));
+  const auto post_ns = static_cast<double>(cost.exchange_post_ns);
+  links.latency_ns = static_cast<int64_t>(std::max(even_ns - moving_ns - post_ns, 0.0));
   links.network_bytes_per_s = links.message_bytes_per_s = links.node_bytes_per_s;
   links.message_latency_ns = links.latency_ns;
   return links;

@@ -97,41 +97,50 @@ Number nearest_rank(std::vector<Number> values, double fraction) {
   return values[std::max<size_t>(at, 1) - 1];
 }
 
-// Decisions run on the computing thread, between operators. The log has the times of all and how
-// many were hits: those are the quickest.
-void add_decisions(const LoggedRank& rank, std::vector<int64_t>& hits,
-                   std::vector<int64_t>& searches) {
-  std::vector<int64_t> times = rank.decision_ns;
-  std::sort(times.begin(), times.end());
-  const auto bound =
-      times.begin() + std::min<int64_t>(rank.cache_hits, static_cast<int64_t>(times.size()));
-  hits.insert(hits.end(), times.begin(), bound);
-  searches.insert(searches.end(), bound, times.end());
-}
-
-int64_t slowest_decisions_ns(const ReplayedStep& step, const OutsideTimes& times) {
-  int64_t most = 0;
-  for (const ReplayedRank& rank : step.ranks) {
-    most = std::max(most, rank.cache_hits * times.hit_ns +
-                              (rank.decisions - rank.cache_hits) * times.search_ns);
-  }
-  return most;
-}
-
 bool calibrates(size_t step, int64_t calibrating) {
   return step > 0 && static_cast<int64_t>(step) <= calibrating;
 }
 
-OutsideTimes calibrate(const LoggedStart& start, int64_t calibrating) {
-  std::vector<int64_t> hits, searches, after;
-  for (size_t i = 0; i < start.steps.size(); ++i) {
-    if (!calibrates(i, calibrating)) continue;
-    const LoggedStep& step = start.steps[i];
-    for (const LoggedRank& rank : step.ranks) add_decisions(rank, hits, searches);
-    after.push_back(step.step_ns - step.ranks[0].passes_ns);
+// What no profile has. Decisions run on the computing thread: means by their place in the step.
+class Calibration {
+ public:
+  explicit Calibration(size_t ranks) : sums_(ranks) {}
+
+  void add(const ReplayedStep& simulated, const LoggedStep& logged) {
+    after_.push_back(logged.step_ns - logged.ranks[0].passes_ns);
+    ++steps_;
+    for (size_t r = 0; r < sums_.size(); ++r) {
+      const std::vector<DecisionPlace>& places = simulated.ranks[r].decisions;
+      const std::vector<int64_t>& times = logged.ranks[r].decision_ns;
+      if (places.size() != times.size()) continue;  // decided otherwise: said by the comparison
+      for (size_t i = 0; i < places.size(); ++i) sums_[r][places[i]] += times[i];
+    }
   }
-  return {nearest_rank(hits, 0.5), nearest_rank(searches, 0.5), nearest_rank(after, 0.5)};
-}
+
+  std::vector<DecisionTimes> decisions() const {
+    std::vector<DecisionTimes> means = sums_;
+    for (DecisionTimes& rank : means) {
+      for (auto& [place, ns] : rank) ns /= std::max<int64_t>(steps_, 1);
+    }
+    return means;
+  }
+
+  OutsideTimes outside() const {
+    OutsideTimes times;
+    times.after_ns = nearest_rank(after_, 0.5);
+    for (const DecisionTimes& rank : decisions()) {
+      int64_t sum = 0;
+      for (const auto& [place, ns] : rank) sum += ns;
+      times.decisions_ns = std::max(times.decisions_ns, sum);
+    }
+    return times;
+  }
+
+ private:
+  std::vector<DecisionTimes> sums_;
+  std::vector<int64_t> after_;
+  int64_t steps_ = 0;
+};
 
 void summarise(RunValidation& all) {
   std::vector<double> distances, errors, passes;
@@ -142,7 +151,7 @@ void summarise(RunValidation& all) {
           &StepValidation::ends, &StepValidation::cache_hits}) {
       (all.total.*count).add(step.*count);
     }
-    if (step.predicted_ns == 0 || step.calibrates) continue;
+    if (step.predicted_ns == 0) continue;
     ++all.timed_steps;
     errors.push_back(step.error());
     distances.push_back(std::abs(step.error()));
@@ -174,17 +183,21 @@ RunValidation validate_run(const LoggedRun& run, const std::string& where,
     const SimLinks links = run_links(start, replay);
     replay.set_counts_exchange_ns(links.latency_ns);
     RunTiming timing(links, start);
-    all.outside = calibrate(start, options.calibrating_steps);
+    Calibration calibration(static_cast<size_t>(start.setup.layout.world_size));
     const auto stages = static_cast<size_t>(start.setup.layout.stages_per_rank());
     for (size_t i = 0; i < start.steps.size(); ++i) {
       const LoggedStep& logged = start.steps[i];
       const ReplayedStep simulated = replay.step(logged, options.times);
       StepValidation step = compare_step(simulated, logged, stages);
       step.calibrates = calibrates(i, options.calibrating_steps);
+      if (step.calibrates && !simulated.repeated) {
+        calibration.add(simulated, logged);
+        all.outside = calibration.outside();
+        replay.set_decision_times(calibration.decisions());
+      }
       // The first step of a start warms caches; a repeated one's programs are of its second run.
-      if (options.times && !simulated.repeated && i > 0) {
-        step.predicted_passes_ns =
-            timing.passes_ns(simulated, logged) + slowest_decisions_ns(simulated, all.outside);
+      if (options.times && !simulated.repeated && i > 0 && !step.calibrates) {
+        step.predicted_passes_ns = timing.passes_ns(simulated, logged);
         step.predicted_ns = step.predicted_passes_ns + all.outside.after_ns;
       }
       all.steps.push_back(std::move(step));

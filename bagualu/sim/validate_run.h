@@ -45,11 +45,10 @@ struct StepValidation {
   }
 };
 
-/// Medians over the calibrating steps of a start.
+/// From the calibrating steps of a start.
 struct OutsideTimes {
-  int64_t hit_ns = 0;     ///< of a decision without a search
-  int64_t search_ns = 0;  ///< of the others; without any, 0
-  int64_t after_ns = 0;   ///< per step, from rank 0's last pass to its next step
+  int64_t decisions_ns = 0;  ///< per step, of the rank that decides longest
+  int64_t after_ns = 0;      ///< per step, from rank 0's last pass to its next step: median
 };
 
 struct RunValidation {

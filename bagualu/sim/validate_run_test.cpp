@@ -158,7 +158,29 @@ TEST(ValidateRun, TakesWhatIsOutsideOperatorsFromTheFirstSteps) {
   // The calm steps are alike, and so are their predictions.
   EXPECT_EQ(all.steps[4].predicted_ns, all.steps[5].predicted_ns);
   EXPECT_GT(all.steps[4].predicted_ns, 5'000'000);
-  EXPECT_GT(all.steps[2].predicted_ns, all.steps[4].predicted_ns);  // the hot rank
+  EXPECT_EQ(all.steps[2].predicted_ns, 0);
+  const RunValidation sooner = validate_run(run, "test", {.calibrating_steps = 1, .progress = {}});
+  EXPECT_GT(sooner.steps[2].predicted_ns, sooner.steps[4].predicted_ns);  // the hot rank
+  EXPECT_EQ(sooner.steps[4].predicted_ns, all.steps[4].predicted_ns);
+}
+
+// Where they are made: what a rank decides before its first operator delays all that follows.
+TEST(ValidateRun, DecisionsTakeTheTimeThatTheyTookInTheFirstSteps) {
+  LoggedRun run = routed_run(1, 0);
+  measure(run);
+  const ValidateOptions options{.calibrating_steps = 2, .progress = {}};
+  const RunValidation without = validate_run(run, "test", options);
+  // 4 micro-batches, before the first operator and at a gate in each layer.
+  const size_t count = 4 * (1 + run.starts[0].steps[0].ranks[0].loads[0].size());
+  for (LoggedStep& step : run.starts[0].steps) {
+    for (LoggedRank& rank : step.ranks) {
+      rank.decision_ns.assign(count, 0);
+      rank.decision_ns[0] = step.step == 1 ? 2'000'000 : 4'000'000;
+    }
+  }
+  const RunValidation with = validate_run(run, "test", options);
+  EXPECT_EQ(with.outside.decisions_ns, 3'000'000);
+  EXPECT_EQ(with.steps[4].predicted_ns, without.steps[4].predicted_ns + 3'000'000);
 }
 
 }  // namespace
