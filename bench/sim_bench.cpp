@@ -81,7 +81,7 @@ void bench(bool quick) {
   const Timed large = simulate("bw1000-12288", quick ? 4 : 33);
   print("sim_12288_iteration", "s", seconds(large.others_ns) / static_cast<double>(large.others),
         described(large));
-  const int64_t iterations = quick ? 101 : 1000;
+  const int64_t iterations = quick ? 300 : 1000;
   const Timed small = simulate("bw1000-128", iterations);
   const double all =
       seconds(small.first_ns) + seconds(small.others_ns) / static_cast<double>(small.others) * 999;

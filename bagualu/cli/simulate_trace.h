@@ -43,7 +43,7 @@ struct Simulator {
                                 int64_t iteration, const std::vector<int64_t>& ranks)>
       trace;
 };
-/// simulate_job() and trace_iteration().
+/// simulate_job() and ReplicaTracer.
 Simulator make_simulator();
 
 /// The most uneven iteration of a run's series, the first of equals; -1: there is none.

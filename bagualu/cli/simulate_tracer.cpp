@@ -15,16 +15,12 @@ class IterationTracer {
  public:
   IterationTracer(const Scenario& scenario, const SimPolicy& policy, const SimOptions& options,
                   int64_t iteration)
-      : scenario_(scenario),
-        policy_(policy),
-        options_(options),
-        model_(scenario.job, scenario.system, policy, scenario.budget_bytes,
-               scenario.host_budget_bytes) {
+      : scenario_(scenario), tracer_(scenario, policy, options) {
     traced_.iteration = iteration;
-    const HottestRank hottest = hottest_rank(scenario, model_, iteration);
+    const HottestRank hottest = hottest_rank(scenario, tracer_.model(), iteration);
     hottest_ = hottest.place;
     traced_.imbalance = hottest.imbalance;
-    traced_.hottest_rank = rank_of_place(scenario.job, model_.members(), hottest.place);
+    traced_.hottest_rank = rank_of_place(scenario.job, members(), hottest.place);
   }
 
   /// Of the hottest replica.
@@ -46,7 +42,7 @@ class IterationTracer {
   TracedIteration chosen(const std::vector<int64_t>& ranks) {
     std::vector<RankPlace> places;
     for (const int64_t rank : ranks) {
-      places.push_back(place_of_rank(scenario_.job, model_.members(), rank));
+      places.push_back(place_of_rank(scenario_.job, members(), rank));
     }
     return trace(places);
   }
@@ -67,12 +63,13 @@ class IterationTracer {
     return std::move(traced_);
   }
 
+  int64_t members() const { return tracer_.model().members(); }
+
   /// Leaves the ranks in made_.
   SimReplicaResult replica(int64_t number, const std::vector<RankPlace>& places) {
     std::vector<SimTrace> wanted;
     for (const RankPlace& place : places) wanted.push_back({place.pp_rank, place.member, {}});
-    SimTracedReplica replica =
-        trace_iteration(scenario_, policy_, options_, traced_.iteration, number, std::move(wanted));
+    SimTracedReplica replica = tracer_.trace(traced_.iteration, number, std::move(wanted));
     traced_.end_ns = std::max(traced_.end_ns, replica.result.end_ns);
     traced_.died = traced_.died || replica.result.died;
     made_.clear();
@@ -80,7 +77,7 @@ class IterationTracer {
       const size_t at =
           static_cast<size_t>(places[i].pp_rank * replica.result.members + places[i].member);
       TracedRank rank;
-      rank.rank = rank_of_place(scenario_.job, model_.members(), places[i]);
+      rank.rank = rank_of_place(scenario_.job, members(), places[i]);
       rank.place = places[i];
       rank.program = replica.programs[i];
       rank.static_bytes = rank.program->static_bytes;
@@ -92,9 +89,7 @@ class IterationTracer {
   }
 
   const Scenario& scenario_;
-  const SimPolicy& policy_;
-  const SimOptions& options_;
-  StageModel model_;
+  ReplicaTracer tracer_;
   RankPlace hottest_;
   TracedIteration traced_;
   std::vector<TracedRank> made_;

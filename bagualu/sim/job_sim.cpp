@@ -64,24 +64,30 @@ SimRun simulate_job(const Scenario& scenario, const SimPolicy& policy, const Sim
   return run;
 }
 
-SimTracedReplica trace_iteration(const Scenario& scenario, const SimPolicy& policy,
-                                 const SimOptions& options, int64_t iteration, int64_t replica,
-                                 std::vector<SimTrace> traces) {
+ReplicaTracer::ReplicaTracer(const Scenario& scenario, const SimPolicy& policy,
+                             const SimOptions& options)
+    : scenario_(scenario),
+      source_(routing_of(scenario)),
+      runner_(std::make_unique<ReplicaRunner>(scenario, policy, options.levels, *source_)) {}
+ReplicaTracer::~ReplicaTracer() = default;
+
+SimTracedReplica ReplicaTracer::trace(int64_t iteration, int64_t replica,
+                                      std::vector<SimTrace> traces) {
   check(iteration >= 0, "iteration", iteration, "0 or more");
-  check(replica >= 0 && replica < scenario.job.layout.expert_dp(), "replica", replica,
+  check(replica >= 0 && replica < scenario_.job.layout.expert_dp(), "replica", replica,
         "below the number of copies of each expert");
-  const std::unique_ptr<RoutingSource> source = routing_of(scenario);
-  ReplicaRunner runner(scenario, policy, options.levels, *source);
   for (const SimTrace& trace : traces) {
-    check(trace.pp_rank >= 0 && trace.pp_rank < scenario.job.layout.pp, "pp_rank", trace.pp_rank,
+    check(trace.pp_rank >= 0 && trace.pp_rank < scenario_.job.layout.pp, "pp_rank", trace.pp_rank,
           "a pipeline rank");
-    check(trace.member >= 0 && trace.member < runner.group().ranks, "member", trace.member,
+    check(trace.member >= 0 && trace.member < runner_->group().ranks, "member", trace.member,
           "a rank of the expert group");
   }
   SimTracedReplica traced;
   traced.traces = std::move(traces);
-  traced.result = runner.trace(draw_of(iteration, 0), replica, &traced.traces, &traced.programs);
+  traced.result = runner_->trace(draw_of(iteration, 0), replica, &traced.traces, &traced.programs);
   return traced;
 }
+
+const StageModel& ReplicaTracer::model() const { return runner_->model(); }
 
 }  // namespace bagualu

@@ -85,10 +85,27 @@ struct SimTracedReplica {
   std::vector<std::shared_ptr<const StepProgram>> programs;  ///< by trace
 };
 
-/// The chosen ranks of a replica in an iteration, as simulate_job() would have run it first.
-SimTracedReplica trace_iteration(const Scenario& scenario, const SimPolicy& policy,
-                                 const SimOptions& options, int64_t iteration, int64_t replica,
-                                 std::vector<SimTrace> traces);
+class ReplicaRunner;
+
+/// Looks into iterations of a job, replica by replica.
+/// Threads: one at a time.
+class ReplicaTracer {
+ public:
+  /// Requires: scenario outlives it. Throws: as simulate_job().
+  ReplicaTracer(const Scenario& scenario, const SimPolicy& policy, const SimOptions& options);
+  ~ReplicaTracer();
+
+  /// The chosen ranks of a replica in an iteration, as simulate_job() would have run it first.
+  /// Throws: InvalidInput for a replica or rank that is not there.
+  SimTracedReplica trace(int64_t iteration, int64_t replica, std::vector<SimTrace> traces);
+
+  const StageModel& model() const;
+
+ private:
+  const Scenario& scenario_;
+  std::unique_ptr<RoutingSource> source_;
+  std::unique_ptr<ReplicaRunner> runner_;
+};
 
 Json to_json(const SimRun& run);
 

@@ -239,6 +239,7 @@ TEST(SimulateJob, RetryRunsAStepAgainWithFullRecompute) {
   const SimRun run = simulate_job(scenario, policy_of("retry"), {});
   const SimRun full = simulate_job(scenario, policy_of("full-recompute"), {});
   StageModel model(scenario.job, scenario.system, policy_of("retry"), 0, 0);
+  ReplicaTracer tracer(scenario, policy_of("retry"), {});
   const int64_t after = run.series[0].iteration_ns - run.series[0].pipeline_ns;
   int64_t repeated = 0;
   ASSERT_EQ(run.series.size(), 60u);
@@ -249,8 +250,7 @@ TEST(SimulateJob, RetryRunsAStepAgainWithFullRecompute) {
     EXPECT_EQ(one.repeated, overflowed) << one.iteration;
     repeated += overflowed ? 1 : 0;
     if (!overflowed) continue;
-    const SimTracedReplica first =
-        trace_iteration(scenario, policy_of("retry"), {}, one.iteration, 0, {});
+    const SimTracedReplica first = tracer.trace(one.iteration, 0, {});
     const SimIteration& second = full.series[static_cast<size_t>(one.iteration)];
     EXPECT_EQ(one.pipeline_ns, first.result.end_ns + second.pipeline_ns);
     EXPECT_EQ(one.iteration_ns, one.pipeline_ns + after);
@@ -264,9 +264,9 @@ TEST(TraceIteration, IsTheSlowestReplicaOfTheRun) {
   const Scenario scenario = small_scenario();
   const SimRun run = simulate_job(scenario, policy_of("save-all"), {});
   int64_t slowest = 0;
+  ReplicaTracer tracer(scenario, policy_of("save-all"), {});
   for (int64_t replica = 0; replica < 2; ++replica) {
-    const SimTracedReplica traced =
-        trace_iteration(scenario, policy_of("save-all"), {}, 17, replica, {{0, 1, {}}, {1, 3, {}}});
+    const SimTracedReplica traced = tracer.trace(17, replica, {{0, 1, {}}, {1, 3, {}}});
     slowest = std::max(slowest, traced.result.end_ns);
     ASSERT_EQ(traced.traces.size(), 2u);
     ASSERT_EQ(traced.programs.size(), 2u);
@@ -295,9 +295,9 @@ TEST(SimulateJob, RefusesOptionsThatMeanNothing) {
   options = {};
   options.most_deaths = 0;
   refused(options);
-  EXPECT_THROW(trace_iteration(scenario, policy_of("save-all"), {}, 0, 2, {}), InvalidInput);
-  EXPECT_THROW(trace_iteration(scenario, policy_of("save-all"), {}, 0, 0, {{2, 0, {}}}),
-               InvalidInput);
+  ReplicaTracer tracer(scenario, policy_of("save-all"), {});
+  EXPECT_THROW(tracer.trace(0, 2, {}), InvalidInput);
+  EXPECT_THROW(tracer.trace(0, 0, {{2, 0, {}}}), InvalidInput);
 }
 
 TEST(IterationImbalance, IsTheHottestRankOverTheMeanOfTheHottestLayer) {

@@ -102,7 +102,10 @@ PipelineRank::PipelineRank(const PipelinePlan& plan, const JobMemory& memory, in
     : plan_(plan),
       static_bytes_(memory.static_bytes(pp_rank)),
       program_(rank_program(plan.order, plan.sends, pp_rank)) {
-  for (int64_t number : plan.job.stages_of_rank(pp_rank)) add_stage(static_cast<int>(number));
+  const std::vector<int64_t> numbers = plan.job.stages_of_rank(pp_rank);
+  for (const int64_t number : numbers) {
+    add_stage(static_cast<int>(number), static_cast<int64_t>(numbers.size()));
+  }
   set_budgets();
   for (int m = 0; m < plan.job.microbatches; ++m) {
     for (const auto& stage : stages_) {
@@ -118,7 +121,7 @@ PipelineRank::PipelineRank(const PipelinePlan& plan, const JobMemory& memory, in
   BGL_CHECK(cells() == seats_[0]->recorder->cells(), cells(), seats_[0]->recorder->cells());
 }
 
-void PipelineRank::add_stage(int number) {
+void PipelineRank::add_stage(int number, int64_t stages) {
   const Job& job = plan_.job;
   const StageContent& content = job.stages[static_cast<size_t>(number)];
   MegatronGraphOptions options = megatron_options(job);
@@ -134,7 +137,7 @@ void PipelineRank::add_stage(int number) {
   ProvisionContext& context = stage->context;
   context.graph = &stage->graph;
   context.cost = &stage->cost;
-  context.host_budget_bytes = plan_.host_budget_bytes;
+  context.host_budget_bytes = plan_.host_budget_bytes / stages;  // as the trainer does
   context.balanced = plan_.balanced;
   context.worst_case = plan_.worst_case;
   stage->options = plan_.policy.options;

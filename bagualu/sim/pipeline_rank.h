@@ -68,7 +68,7 @@ class PipelineRank {
     std::unique_ptr<ProgramRecorder> recorder;
   };
 
-  void add_stage(int number);
+  void add_stage(int number, int64_t stages);
   void set_budgets();
   void make_policies();
   bool fits_at(double factor);

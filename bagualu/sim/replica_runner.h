@@ -34,6 +34,7 @@ class ReplicaRunner final : public ReplicaModel {
   /// (others: at least that much, they end where they die); 0: all fit.
   int64_t short_by_bytes();
   const RoutingGroup& group() const { return group_; }
+  const StageModel& model() const { return first_.model; }
 
  private:
   /// Drives ranks and runs them, under one policy.
