@@ -77,7 +77,7 @@ def plot(series: dict[str, list[tuple[int, float]]], title: str, left: int) -> s
         for x, y in points:
             cx, cy = at(x, y).split(",")
             parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{COLORS[policy]}"/>')
-        parts.append(f'<text x="{left + 60}" y="{60 + 18 * number}" fill="{COLORS[policy]}">'
+        parts.append(f'<text x="{left + 60 + 110 * number}" y="34" fill="{COLORS[policy]}">'
                      f'{policy}</text>')
     return "".join(parts)
 
