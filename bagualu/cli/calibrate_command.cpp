@@ -12,6 +12,7 @@
 #include "bagualu/cli/calibrate_figures.h"
 #include "bagualu/cli/flags.h"
 #include "bagualu/cli/plan_job_flags.h"
+#include "bagualu/cli/simulate_scenarios.h"
 #include "bagualu/cost/calibration.h"
 #include "bagualu/schedule/job_time.h"
 #include "bagualu/schedule/memory_snapshot.h"
@@ -200,8 +201,9 @@ int answer_figures(const CalibrateFlags& flags, const SourceTree& tree, const St
   FigureRequest request;
   request.system = read_json_file(path);
   request.where = path.string();
+  const std::vector<std::filesystem::path> folders = config_folders(tree, "scenarios");
   request.scenario = scenario_from_file(
-      resolve_config(flags.scenario, config_folders(tree, "scenarios"), kWhere, "--scenario"));
+      resolve_config(flags.scenario, folders, kWhere, "--scenario"), config_roots(folders));
   request.figures = parse_figures(flags.mfu, kWhere);
   request.keys = split(flags.fit.empty() ? "gemm_efficiency_fraction,collective_efficiency_fraction"
                                          : flags.fit);
@@ -209,15 +211,17 @@ int answer_figures(const CalibrateFlags& flags, const SourceTree& tree, const St
                            ? kIterations
                            : parse_int_flag(flags.iterations, kWhere, "--iterations", 1);
   const FigureFit fit = fit_scenario_figures(request, simulate_job);
-  if (!flags.out.empty()) write_file_atomic(flags.out, fit.system.dump(2) + "\n");
+  // A machine that does not give the figures is no fitted one.
+  if (fit.solved && !flags.out.empty()) write_file_atomic(flags.out, fit.system.dump(2) + "\n");
+  const int code = fit.solved ? kExitDone : kExitInfeasible;
   const Json json = figures_json(request, fit);
   if (flags.json == "-") {
     streams.out << json.dump(2) << '\n';
-    return kExitDone;
+    return code;
   }
   if (!flags.json.empty()) write_file_atomic(flags.json, json.dump(2) + "\n");
   print_figures(request, fit, streams.out);
-  return kExitDone;
+  return code;
 }
 
 int answer(const CalibrateFlags& flags, const SourceTree& tree, const Streams& streams) {

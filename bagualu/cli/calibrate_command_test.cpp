@@ -66,6 +66,27 @@ TEST_F(Calibrate, ComparesASnapshotBucketByBucket) {
   EXPECT_EQ(json["buckets"].size(), 3u);
 }
 
+// A scenario of one's own names models and machines as `bagualu simulate` reads them.
+TEST_F(Calibrate, FitsFiguresOfAScenarioOutsideTheConfigs) {
+  Json scenario = read_json_file(fs::path(BAGUALU_SOURCE_DIR) / "configs" / "scenarios" /
+                                 "mixtral-8x22b-128-h100.json");
+  scenario.erase("name");
+  const std::string mine = write("mine.json", scenario.dump());
+  const std::vector<std::string> flags = {
+      "--system",     "h100", "--scenario", mine,
+      "--iterations", "1",    "--fit",      "gemm_efficiency_fraction"};
+  std::vector<std::string> reached = flags, beyond = flags;
+  reached.insert(reached.end(), {"--mfu", "full-recompute=0.25"});
+  EXPECT_THAT(run(reached), HasSubstr("25.00 %"));
+  // What no machine gives is an answer, and no fitted machine.
+  const std::string out = (folder_ / "fitted.json").string();
+  beyond.insert(beyond.end(), {"--mfu", "full-recompute=0.99", "--out", out});
+  std::ostringstream table, err;
+  EXPECT_EQ(run_calibrate(beyond, tree_, {table, err}), kExitInfeasible);
+  EXPECT_THAT(table.str(), HasSubstr("no numbers within their bounds"));
+  EXPECT_FALSE(fs::exists(out));
+}
+
 TEST_F(Calibrate, NamesTheFlagThatIsMissingOrWrong) {
   const auto complaint = [&](std::vector<std::string> arguments) -> std::string {
     try {
@@ -79,6 +100,9 @@ TEST_F(Calibrate, NamesTheFlagThatIsMissingOrWrong) {
   EXPECT_THAT(complaint({"--system", "h100"}), HasSubstr("--measured"));
   EXPECT_THAT(complaint({"--system", "h100", "--measured", kRows, "--fit", "speed"}),
               HasSubstr("gemm_efficiency_fraction"));
+  EXPECT_THAT(complaint({"--system", "h100", "--scenario", "mixtral-8x22b-128-h100", "--mfu",
+                         "static=0.3,static=0.4"}),
+              HasSubstr("\"static\" twice"));
   EXPECT_THAT(complaint({"--snapshot", "s.json", "--measured", kRows, "--row", "9"}),
               HasSubstr("22B/baseline"));
 }

@@ -46,6 +46,10 @@ std::vector<PublishedFigure> parse_figures(const std::string& text, const std::s
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       throw InvalidInput(where, "--mfu", name, fmt::format("{}", fmt::join(known, ", ")));
     }
+    if (std::any_of(figures.begin(), figures.end(),
+                    [&](const PublishedFigure& one) { return one.name == name; })) {
+      throw InvalidInput(where, "--mfu", fmt::format("\"{}\" twice", name), "each policy once");
+    }
     figures.push_back(
         {name, parse_number_flag(part.substr(equals + 1), where, "--mfu", 0.001, 1), 0, 0});
     begin = end + 1;
@@ -86,7 +90,9 @@ void print_figures(const FigureRequest& request, const FigureFit& fit, std::ostr
                        kPerCent * figure.value, kPerCent * figure.predicted,
                        kPerCent * figure.unfitted);
   }
-  if (!fit.solved) out << "\nno numbers within their bounds give these figures; this is nearest\n";
+  if (!fit.solved)
+    out << "\nno numbers within their bounds give these figures; this is nearest, and not "
+           "written\n";
 }
 
 Json figures_json(const FigureRequest& request, const FigureFit& fit) {

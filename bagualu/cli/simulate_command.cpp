@@ -1,9 +1,11 @@
 #include "bagualu/cli/simulate_command.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 
@@ -75,7 +77,18 @@ void add_flags(CLI::App* app, SimulateFlags* flags) {
   app->add_flag("--list", flags->list, "list the scenarios of configs/scenarios and end");
 }
 
-/// The same file twice would be written over.
+/// Tried, not asked: root may write everywhere, and /proc nowhere.
+bool can_write_in(const fs::path& folder) {
+  std::string name = (folder / ".bagualu-XXXXXX").string();
+  const int file = mkstemp(name.data());
+  if (file < 0) return false;
+  close(file);
+  unlink(name.c_str());
+  return true;
+}
+
+/// Found out before the simulation and not behind it, when other files are written already. The
+/// same file twice would be written over.
 void check_files(const SimulateFlags& flags) {
   std::vector<std::pair<const char*, std::string>> files = {
       {"--json", flags.json}, {"--html", flags.html}, {"--perfetto", flags.perfetto}};
@@ -95,6 +108,12 @@ void check_files(const SimulateFlags& flags) {
     if (!folder.empty() && !fs::is_directory(folder, status)) {
       throw InvalidInput(kWhere, flag, fmt::format("\"{}\"", name),
                          "a file in a folder that exists");
+    }
+    if (fs::is_directory(name, status)) {
+      throw InvalidInput(kWhere, flag, fmt::format("\"{}\", a folder", name), "a file");
+    }
+    if (!can_write_in(folder.empty() ? "." : folder)) {
+      throw InvalidInput(kWhere, flag, fmt::format("\"{}\"", name), "a folder to write in");
     }
     places.push_back(whole);
   }
@@ -147,6 +166,14 @@ SimulateRequest request_of(const SimulateFlags& flags, const SourceTree& tree,
         parse_int_flag(flags.trace_iteration, kWhere, "--trace-iteration", 0, kMaxIterations);
   }
   request.scenarios = chosen_scenarios(choice, config_folders(tree, "scenarios"), kWhere);
+  for (const Scenario& scenario : request.scenarios) {
+    const int64_t iterations =
+        request.options.iterations > 0 ? request.options.iterations : scenario.iterations;
+    if (request.trace_iteration >= iterations) {
+      throw InvalidInput(kWhere, "--trace-iteration", std::to_string(request.trace_iteration),
+                         fmt::format("0 to {}, those of {}", iterations - 1, scenario.name));
+    }
+  }
   request.perfetto_ranks = ranks_of(flags, request.scenarios);
   request.wants_page = !flags.html.empty();
   request.wants_perfetto = !flags.perfetto.empty();

@@ -162,7 +162,11 @@ TEST_F(SimulateCommand, BadInputIsOneLineAndWritesNothing) {
       {"--scenario", kScenario, "--perfetto-ranks", "0"},
       {"--scenario", kScenario, "--perfetto", path("t.json"), "--perfetto-ranks", "128"},
       {"--scenario", kScenario, "--perfetto", path("t.json"), "--perfetto-ranks", "1,1"},
+      {"--scenario", kScenario, "--perfetto", path("t.json"), "--iterations", "2",
+       "--trace-iteration", "2"},
       {"--scenario", kScenario, "--json", page},
+      {"--scenario", kScenario, "--json", path("")},
+      {"--scenario", kScenario, "--perfetto", "/proc/t.json"},
       {"--scenario", kScenario, "--json", path("absent/folder.json")},
       {"--scenario", kScenario, "--nonsense"}};
   for (std::vector<std::string> flags : lines) {

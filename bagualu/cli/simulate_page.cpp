@@ -137,7 +137,7 @@ std::string streams_of(const SimulatedScenario& scenario) {
 /// The text table, as it is: one source of numbers.
 std::string figures_table(const SimulatedScenario& scenario) {
   PageTable table;
-  table.head = {"policy",        "tokens/s", "relative",      "MFU calm",
+  table.head = {"policy",        "tokens/s", "relative",      "MFU alone",
                 "with restarts", "best",     "p50 iteration", "p99",
                 "peak",          "OOMs",     "lost",          "mitigated iterations"};
   table.numeric.assign(table.head.size(), true);
@@ -187,7 +187,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const SimulatedScenari
           {"routing", routing_text(scenario)},
           {"iterations", std::to_string(simulated.iterations)},
           {"restart", fmt::format("{:.0f} s", stops.restart_s)},
-          {"checkpoint", fmt::format("every {} iterations", stops.checkpoint_interval)}};
+          {"checkpoint", fmt::format("every {} iterations", stops.checkpoint_interval)},
+          {"other failures", fmt::format("{:.3g} a day", stops.failures_per_day)}};
 }
 
 std::string scenario_sections(const SimulatedScenario& scenario, bool several) {
@@ -199,7 +200,11 @@ std::string scenario_sections(const SimulatedScenario& scenario, bool several) {
   std::string html = page_facts(facts_of(scenario));
   html += section("Throughput", "Restarts, iterations done again and checkpoints included.",
                   scenario.policies.empty() ? "" : throughput_of(scenario));
-  html += section("MFU", "Model FLOPs over time, devices and their peak.", mfu_chart(scenario));
+  html +=
+      section("MFU",
+              "Model FLOPs over time, devices and their peak; of the iterations alone, and with "
+              "restarts.",
+              mfu_chart(scenario));
   html += section("Figures", "", scenario.policies.empty() ? "" : figures_table(scenario));
   html +=
       section("Imbalance by iteration",
@@ -212,7 +217,8 @@ std::string scenario_sections(const SimulatedScenario& scenario, bool several) {
               memory_of(scenario));
   html += section("What a spike does",
                   "Streams of the hottest rank: in the iteration beside the most uneven one, "
-                  "in that one, and there around its memory peak.",
+                  "in that one, and there around its memory peak. Every column shows what filled "
+                  "most of it: over a whole iteration short transfers vanish.",
                   streams_of(scenario));
   return html;
 }

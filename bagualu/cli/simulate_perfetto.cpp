@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -58,7 +59,10 @@ SimulatePerfetto::SimulatePerfetto()
           "\"traceEvents\":[") {}
 
 void SimulatePerfetto::add(const std::string& label, const TracedIteration& iteration) {
-  for (const TracedRank& rank : iteration.ranks) add_rank(label, iteration, rank);
+  std::set<int64_t> seen;  // the hottest rank is often the heaviest of its stage, too
+  for (const TracedRank& rank : iteration.ranks) {
+    if (seen.insert(rank.rank).second) add_rank(label, iteration, rank);
+  }
 }
 
 std::string SimulatePerfetto::take() { return std::move(text_) + "\n]}\n"; }

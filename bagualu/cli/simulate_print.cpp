@@ -41,6 +41,13 @@ std::string budget_text(const Scenario& scenario) {
   return fmt::format("budget {}", format_bytes(scenario.budget_bytes));
 }
 
+/// Runs are short beside a day: whether failures were seen at all is luck.
+std::string failures_text(const SimRun& run, double per_day) {
+  const double hours = run.seconds / 3600;
+  return fmt::format("{}: {} in {:.2f} simulated hours, {:.2g} expected\n", run.policy.label,
+                     plural(run.failures, "other failure"), hours, per_day * hours / 24);
+}
+
 void print_head(const SimulatedScenario& simulated, std::ostream& out) {
   const Scenario& scenario = simulated.scenario;
   const Job& job = scenario.job;
@@ -64,8 +71,8 @@ void print_head(const SimulatedScenario& simulated, std::ostream& out) {
 }
 
 constexpr std::array<const char*, 11> kHead = {
-    "tokens/s",      "relative", "MFU calm", "with restarts", "best",      "p50 iteration",
-    "peak / budget", "OOMs",     "lost",     "mitigated",     "most ranks"};
+    "tokens/s",      "relative", "MFU alone", "with restarts", "best",      "p50 iteration",
+    "peak / budget", "OOMs",     "lost",      "mitigated",     "most ranks"};
 
 std::string peak_text(const SimRun& run, int64_t budget_bytes) {
   if (run.peak_bytes <= 0) return "-";
@@ -137,6 +144,8 @@ void print_remarks(const SimulatedScenario& scenario, std::ostream& out) {
       out << fmt::format("{}: INCOMPLETE, stopped after {} of {} iterations\n", run.policy.label,
                          grouped(run.iterations), grouped(scenario.iterations));
     }
+    const double failures_per_day = scenario.scenario.interruptions.failures_per_day;
+    if (failures_per_day > 0 && run.iterations > 0) out << failures_text(run, failures_per_day);
     if (run.repeated_steps > 0) {
       out << fmt::format("{}: {} thrown away and run again\n", run.policy.label,
                          plural(run.repeated_steps, "step"));

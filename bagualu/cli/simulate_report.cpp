@@ -106,7 +106,9 @@ PolicyFigures figures_of(const SimulatedScenario& scenario, size_t policy) {
 
 std::string routing_text(const Scenario& scenario) {
   if (!scenario.trace.empty()) return "trace " + scenario.trace.filename().string();
-  return fmt::format("{} (seed {})", scenario.routing.kind, scenario.routing.seed);
+  const std::string of =
+      scenario.routing_file.empty() ? "" : " of " + scenario.routing_file.filename().string();
+  return fmt::format("{}{} (seed {})", scenario.routing.kind, of, scenario.routing.seed);
 }
 
 std::string system_text(const SystemSpec& system) {

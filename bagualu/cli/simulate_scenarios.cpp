@@ -78,6 +78,12 @@ std::vector<SimPolicy> policies_of(const Scenario& scenario, const std::string& 
   return chosen;
 }
 
+/// Kinds that are complete by their name.
+std::vector<std::string> without_settings(std::vector<std::string> kinds) {
+  std::erase(kinds, "fitted");
+  return kinds;
+}
+
 /// A kind, a JSON file with a shape, or a trace.
 void set_routing(Scenario* scenario, const std::string& text, const std::string& where) {
   const auto& kinds = routing_kinds();
@@ -88,23 +94,19 @@ void set_routing(Scenario* scenario, const std::string& text, const std::string&
     scenario->routing.seed = seed;
     scenario->trace.clear();
   } else if (!fs::is_regular_file(text, status)) {
-    throw InvalidInput(where, "--routing", fmt::format("\"{}\", no such file or kind", text),
-                       fmt::format("a trace, a JSON file, or one of {}", fmt::join(kinds, ", ")));
+    throw InvalidInput(
+        where, "--routing", fmt::format("\"{}\", no such file or kind", text),
+        fmt::format("a trace, a JSON file (as `bagualu trace --fit` writes), or one of {}",
+                    fmt::join(without_settings(kinds), ", ")));
   } else if (fs::path(text).extension() == ".json") {
     const Json shape = read_json_file(text);
+    scenario->routing_file = text;
     scenario->routing = routing_shape_from_json(shape, text);
     if (!shape.contains("seed")) scenario->routing.seed = seed;
     scenario->trace.clear();
   } else {
     scenario->trace = text;
   }
-}
-
-/// Where models/, strategies/ and systems/ lie.
-std::vector<fs::path> config_roots(const std::vector<fs::path>& folders) {
-  std::vector<fs::path> roots;
-  for (const fs::path& folder : folders) roots.push_back(folder.parent_path());
-  return roots;
 }
 
 std::vector<fs::path> scenario_files(const std::vector<fs::path>& folders) {
@@ -128,6 +130,12 @@ std::vector<std::string> split_list(const std::string& text) {
     begin = end + 1;
   }
   return parts;
+}
+
+std::vector<fs::path> config_roots(const std::vector<fs::path>& folders) {
+  std::vector<fs::path> roots;
+  for (const fs::path& folder : folders) roots.push_back(folder.parent_path());
+  return roots;
 }
 
 std::vector<Scenario> chosen_scenarios(const ScenarioChoice& choice,

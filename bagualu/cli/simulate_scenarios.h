@@ -28,6 +28,9 @@ std::vector<Scenario> chosen_scenarios(const ScenarioChoice& choice,
                                        const std::vector<std::filesystem::path>& folders,
                                        const std::string& where);
 
+/// Where models/, strategies/ and systems/ of scenarios lie, from the folders of scenarios.
+std::vector<std::filesystem::path> config_roots(const std::vector<std::filesystem::path>& folders);
+
 /// One line each: name, devices, model, machine, policies.
 void print_scenarios(const std::vector<std::filesystem::path>& folders, std::ostream& out);
 

@@ -19,6 +19,7 @@ class IterationTracer {
     traced_.iteration = iteration;
     const HottestRank hottest = hottest_rank(scenario, tracer_.model(), iteration);
     hottest_ = hottest.place;
+    as_hot_ = hottest.as_hot;
     traced_.imbalance = hottest.imbalance;
     traced_.hottest_rank = rank_of_place(scenario.job, members(), hottest.place);
   }
@@ -35,6 +36,7 @@ class IterationTracer {
           });
       places.push_back({hottest_.replica, pp_rank, static_cast<int>(heaviest - begin)});
     }
+    look_where_most_is_held(result);
     places.push_back(hottest_);
     return trace(places);
   }
@@ -48,6 +50,18 @@ class IterationTracer {
   }
 
  private:
+  /// A member that is as hot on several stages gives up something on the one that is fullest.
+  void look_where_most_is_held(const SimReplicaResult& result) {
+    const auto peak_bytes = [&](int pp_rank) {
+      const int64_t at = pp_rank * result.members + hottest_.member;
+      return result.by_member[static_cast<size_t>(at)].peak_bytes;
+    };
+    for (const int pp_rank : as_hot_) {
+      if (peak_bytes(pp_rank) > peak_bytes(hottest_.pp_rank)) hottest_.pp_rank = pp_rank;
+    }
+    traced_.hottest_rank = rank_of_place(scenario_.job, members(), hottest_);
+  }
+
   TracedIteration trace(const std::vector<RankPlace>& places) {
     traced_.ranks.resize(places.size());
     std::map<int64_t, std::vector<size_t>> by_replica;
@@ -91,6 +105,7 @@ class IterationTracer {
   const Scenario& scenario_;
   ReplicaTracer tracer_;
   RankPlace hottest_;
+  std::vector<int> as_hot_;  ///< pipeline ranks
   TracedIteration traced_;
   std::vector<TracedRank> made_;
 };

@@ -216,6 +216,10 @@ std::unique_ptr<RoutingSource> recorded_source(RoutingTrace trace, const Routing
   if (trace.records.empty()) {
     throw InvalidInput(where, "records", "none", "a trace with rows of at least one step");
   }
+  if (std::all_of(trace.records.begin(), trace.records.end(),
+                  [](const RoutedRecord& record) { return record.tokens == 0; })) {
+    throw InvalidInput(where, "tokens", "0 in every record", "a trace in which somebody gets rows");
+  }
   if (trace.per_expert) trace = fold_experts(trace, group.ranks, where, "ranks of an expert group");
   return std::make_unique<RecordedSource>(RecordedBuilder(trace, group).build(where), group);
 }

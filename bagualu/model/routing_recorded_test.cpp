@@ -59,7 +59,8 @@ TEST(RecordedSource, ScalesToTheGroupsRowsWithExactSums) {
   EXPECT_GT(cut[1], cut[2]);
   // 2 of 3 parts of 11 * 2 = 22 rows: 14.67; the larger remainder takes the row left over.
   EXPECT_EQ(rows_of(trace_of({{{0, 0, 0}, {2, 1}}}), {1, 1, 2, 11, 22, 1}, 0), (Rows{15, 7}));
-  EXPECT_EQ(rows_of(trace_of({{{0, 0, 0}, {0, 0}}}), {1, 1, 2, 11, 22, 1}, 0), (Rows{11, 11}));
+  EXPECT_EQ(rows_of(trace_of({{{0, 0, 0}, {0, 0}}, {{1, 0, 0}, {1, 0}}}), {1, 1, 2, 11, 22, 1}, 0),
+            (Rows{11, 11}));
 }
 
 TEST(RecordedSource, ACellWithARankMissingIsAtTheLayersMean) {

@@ -34,12 +34,16 @@ HottestRank hottest_rank(const Scenario& scenario, const StageModel& model, int6
     for (size_t i = 0; i < rows.size(); ++i) sums[i % sums.size()] += rows[i];
     for (size_t i = 0; i < sums.size(); ++i) {
       const double imbalance = static_cast<double>(sums[i]) / mean;
-      if (hottest.moe_layer >= 0 && imbalance <= hottest.imbalance) continue;
+      if (hottest.moe_layer >= 0 && imbalance < hottest.imbalance) continue;
       const auto layer = static_cast<int64_t>(i) / group.ranks;
-      hottest = {{replica, pp_ranks[static_cast<size_t>(layer)],
-                  static_cast<int>(static_cast<int64_t>(i) % group.ranks)},
-                 layer,
-                 imbalance};
+      const auto member = static_cast<int>(static_cast<int64_t>(i) % group.ranks);
+      const int pp_rank = pp_ranks[static_cast<size_t>(layer)];
+      if (hottest.moe_layer < 0 || imbalance > hottest.imbalance) {
+        hottest = {{replica, pp_rank, member}, layer, imbalance, {pp_rank}};
+      } else if (hottest.place.replica == replica && hottest.place.member == member &&
+                 hottest.as_hot.back() != pp_rank) {
+        hottest.as_hot.push_back(pp_rank);
+      }
     }
   }
   return hottest;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "bagualu/sim/rank_places.h"
 #include "bagualu/sim/scenario.h"
@@ -14,6 +15,8 @@ struct HottestRank {
   RankPlace place;
   int64_t moe_layer = -1;  ///< -1: the model has no experts
   double imbalance = 1;
+  /// Pipeline ranks where the same member of the same replica is as hot in a layer.
+  std::vector<int> as_hot{};
 };
 
 /// `draw`: which of the routing's iterations.

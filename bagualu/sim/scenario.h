@@ -29,10 +29,11 @@ struct Scenario {
   std::string source;  ///< where shapes and sizes come from; what is assumed
   Job job;
   SystemSpec system;
-  int64_t budget_bytes = 0;       ///< of a device, static bytes included; 0: no limit
-  int64_t host_budget_bytes = 0;  ///< of a rank; 0: no limit
-  RoutingShape routing;           ///< made up; or
-  std::filesystem::path trace;    ///< recorded
+  int64_t budget_bytes = 0;            ///< of a device, static bytes included; 0: no limit
+  int64_t host_budget_bytes = 0;       ///< of a rank; 0: no limit
+  RoutingShape routing;                ///< made up; or
+  std::filesystem::path trace;         ///< recorded
+  std::filesystem::path routing_file;  ///< that `routing` was read from in place of the scenario's
   int64_t iterations = 1000;
   uint64_t seed = 0;
   Interruptions interruptions;
@@ -63,7 +64,8 @@ std::vector<SimPolicy> ablation_policies(double largest_imbalance);
 /// three standard deviations of a micro-batch around it.
 double largest_imbalance(const RoutingShape& shape);
 
-/// The job's expert groups as a source of routing sees them.
+/// The job's expert groups as a source of routing sees them: ranks of tensor-parallel experts are
+/// one, layers of the multi-token prediction come behind the model's own.
 RoutingGroup routing_group(const Job& job);
 
 /// The scenario's routing for its expert groups. Reads the trace, if there is one.

@@ -8,9 +8,9 @@ namespace bagualu {
 
 RoutingGroup routing_group(const Job& job) {
   RoutingGroup group;
-  group.layers = job.model.moe_layers();
+  group.layers = job.model.moe_layers() + (job.model.has_moe() ? job.model.mtp_layers : 0);
   group.microbatches = job.microbatches;
-  group.ranks = job.layout.ep * job.layout.etp;
+  group.ranks = job.model.has_moe() ? job.layout.ep : 1;
   group.balanced_rows = job.balanced_rows();
   group.replicas = job.layout.expert_dp();
   group.largest_rows = expert_rows(job, worst_imbalance(job));

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "bagualu/base/error.h"
+#include "bagualu/sim/job_sim.h"
 
 namespace bagualu {
 namespace {
@@ -239,11 +240,11 @@ class ScenarioFiles : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
   void write(const char* name, const std::string& text) { std::ofstream(folder_ / name) << text; }
 
-  /// Two iterations of two micro-batches of the four layers, on so many ranks.
-  void write_trace(int ranks) {
+  /// Two iterations of the layers, on so many ranks.
+  void write_trace(int ranks, int layers = 4) {
     std::ofstream log(folder_ / "routing.log");
     for (int step = 0; step < 2; ++step) {
-      for (int layer = 1; layer <= 4; ++layer) {
+      for (int layer = 1; layer <= layers; ++layer) {
         for (int rank = 0; rank < ranks; ++rank) {
           log << "step: " << step << ", layer: " << layer << ", rank: " << rank
               << ", received_tokens: " << (rank == step ? 1500 : 1000) << "\n";
@@ -286,6 +287,35 @@ TEST_F(ScenarioFiles, RefusesATraceWithFewerRanksThanTheExpertGroup) {
   object["routing"] = {{"trace", "none.log"}};
   write("night.json", object.dump());
   EXPECT_THAT(message_of(reading), HasSubstr("none.log"));
+}
+
+// Ranks of tensor-parallel experts share their rows; a layer of multi-token prediction routes too.
+TEST_F(ScenarioFiles, RunRecordedRoutingWithTensorParallelExpertsAndMultiTokenPrediction) {
+  Json object = small_scenario();
+  object["routing"] = {{"trace", "routing.log"}};
+  Json split = object, further = object;
+  split["strategy"]["ep"] = 2;
+  split["strategy"]["etp"] = 2;
+  further["mtp_layers"] = 1;
+  further.erase("total_parameters");
+  further.erase("active_parameters");
+  for (const auto& [json, ranks, layers] : {std::tuple{split, 2, 4}, std::tuple{further, 4, 5}}) {
+    write("night.json", json.dump());
+    write_trace(ranks, layers);
+    const Scenario scenario = scenario_from_file(folder_ / "night.json", {kConfigs});
+    const SimRun run = simulate_job(scenario, {"all", "save-all", {}, false}, {.iterations = 2});
+    EXPECT_EQ(run.iterations, 2) << ranks;
+    EXPECT_GT(run.series[1].imbalance, 1.1) << ranks;
+  }
+}
+
+TEST_F(ScenarioFiles, RefuseATraceInWhichNobodyGetsRows) {
+  Json object = small_scenario();
+  object["routing"] = {{"trace", "routing.log"}};
+  write("night.json", object.dump());
+  write("routing.log", "step: 0, layer: 1, rank: 0, received_tokens: 0\n");
+  const auto reading = [&] { scenario_from_file(folder_ / "night.json", {kConfigs}); };
+  EXPECT_THAT(message_of(reading), AllOf(HasSubstr("routing.log"), HasSubstr("tokens")));
 }
 
 TEST_F(ScenarioFiles, FitTheAblationToTheirTrace) {

@@ -10,6 +10,7 @@
 #include "bagualu/cost/job_cost.h"
 #include "bagualu/schedule/job_memory.h"
 #include "bagualu/sim/pipeline_rank.h"
+#include "bagualu/sim/scenario.h"
 
 namespace bagualu {
 namespace {
@@ -229,17 +230,7 @@ int64_t StageModel::moe_layers() const {
   const std::vector<int32_t>& index = impl_->plan().moe_index;
   return std::count_if(index.begin(), index.end(), [](int32_t place) { return place >= 0; });
 }
-RoutingGroup StageModel::routing_group() const {
-  const Job& job = impl_->plan().job;
-  RoutingGroup group;
-  group.layers = moe_layers();
-  group.microbatches = job.microbatches;
-  group.ranks = members();
-  group.balanced_rows = balanced_rows();
-  group.largest_rows = largest_rows();
-  group.replicas = job.layout.expert_dp();
-  return group;
-}
+RoutingGroup StageModel::routing_group() const { return bagualu::routing_group(impl_->plan().job); }
 int64_t StageModel::balanced_rows() const { return impl_->plan().balanced.rows; }
 int64_t StageModel::largest_rows() const { return impl_->plan().worst_case.rows; }
 int64_t StageModel::short_by_bytes(int pp_rank) const {
