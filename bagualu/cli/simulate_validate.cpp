@@ -109,8 +109,7 @@ void print_table(const RunValidation& all, std::ostream& out) {
       "in a step,\n{:.3f} ms behind the last pass (gradients, optimizer, the loop). The first step "
       "of a start is not timed.\n",
       all.timed_steps, 100 * all.median_error, 100 * all.p90_error, 100 * all.bias,
-      100 * all.median_passes_error, ms(all.outside.decisions_ns),
-      ms(all.outside.after_ns));
+      100 * all.median_passes_error, ms(all.outside.decisions_ns), ms(all.outside.after_ns));
 }
 
 }  // namespace
@@ -129,6 +128,12 @@ int run_simulate_validate(const std::vector<std::string>& arguments, const Strea
   app.add_option("--validate", log, "run log of `bagualu train`")->type_name("LOG");
   app.add_option("--json", json, "one object in place of the table")->type_name("FILE|-");
   app.add_flag("--quiet", quiet, "no progress");
+  // `--validate --help` would be a flag without its log.
+  for (const char* help : {"--help", "-h"}) {
+    if (std::find(arguments.begin(), arguments.end(), help) == arguments.end()) continue;
+    streams.out << app.help();
+    return kExitDone;
+  }
   if (!parse_flags(&app, arguments, where, streams)) return kExitDone;
   if (log.empty()) throw InvalidInput(where, "--validate", "nothing", "a run log");
   const LoggedRun run = read_run_log(log);

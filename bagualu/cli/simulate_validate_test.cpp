@@ -26,5 +26,14 @@ TEST(SimulateValidate, NamesALogThatIsNotThere) {
   EXPECT_EQ(out.str(), "");
 }
 
+TEST(SimulateValidate, PrintsItsHelpWithoutALog) {
+  for (const std::string help : {"--help", "-h"}) {
+    std::ostringstream out, err;
+    EXPECT_EQ(run_simulate_validate({"--validate", help}, {out, err}), kExitDone);
+    EXPECT_NE(out.str().find("--validate LOG"), std::string::npos);
+    EXPECT_EQ(err.str(), "");
+  }
+}
+
 }  // namespace
 }  // namespace bagualu

@@ -52,6 +52,7 @@ struct LoggedStep {
 
 /// From one start of the program to its end.
 struct LoggedStart {
+  int64_t first_step = 0;           ///< its steps follow one another from here
   TrainingSetup setup;              ///< of rank 0
   std::vector<int64_t> live_bytes;  ///< by rank, before the first step
   AttentionScratch scratch;
@@ -65,9 +66,11 @@ struct LoggedRun {
   std::vector<LoggedStart> starts;
 };
 
-/// Torn lines and unknown types are skipped.
-/// Throws: InvalidInput naming file, line and key; for a log without "start" or without steps, for
-///         one that an older version wrote, and for steps that do not have every rank.
+/// A torn last line and unknown types are skipped.
+/// Throws: InvalidInput naming file, line and key; for what is no run log, for a log without
+/// "start"
+///         or without steps, for one that an older version wrote, for steps that do not have every
+///         rank, and for steps that do not follow one another: policies remember.
 LoggedRun read_run_log(const std::filesystem::path& path);
 
 }  // namespace bagualu

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bagualu/base/error.h"
 #include "bagualu/sim/run_replay.h"
 #include "bagualu/sim/run_timing.h"
 
@@ -65,6 +66,21 @@ void compare_points(const std::vector<LivePoint>& simulated, const LoggedStep& m
     compare(step.points, a.live_bytes, b.live_bytes, place);
     if (a.action != b.action && step.points.different++ == 0) {
       step.points.first = fmt::format("{} for {}", place, b.action);
+    }
+  }
+}
+
+// A replay looks its loads up by gate.
+void check_loads(const RunReplay& replay, const LoggedStep& logged, const std::string& where) {
+  for (size_t r = 0; r < logged.ranks.size(); ++r) {
+    const auto& stages = replay.stages(static_cast<int>(r));
+    const auto& loads = logged.ranks[r].loads;
+    for (size_t i = 0; i < loads.size(); ++i) {
+      const size_t gates = stages[i % stages.size()]->graph.gates.size();
+      if (loads[i].size() == gates) continue;
+      throw InvalidInput(where, fmt::format("step {}, ranks[{}].loads[{}]", logged.step, r, i),
+                         fmt::format("{} layers", loads[i].size()),
+                         fmt::format("{}: the stage's layers with experts", gates));
     }
   }
 }
@@ -179,6 +195,7 @@ RunValidation validate_run(const LoggedRun& run, const std::string& where,
   int64_t steps = 0;
   for (const LoggedStart& start : run.starts) steps += static_cast<int64_t>(start.steps.size());
   for (const LoggedStart& start : run.starts) {
+    if (start.steps.empty()) continue;  // killed, or resumed from before it
     RunReplay replay(run.model, start, where);
     const SimLinks links = run_links(start, replay);
     replay.set_counts_exchange_ns(links.latency_ns);
@@ -187,6 +204,7 @@ RunValidation validate_run(const LoggedRun& run, const std::string& where,
     const auto stages = static_cast<size_t>(start.setup.layout.stages_per_rank());
     for (size_t i = 0; i < start.steps.size(); ++i) {
       const LoggedStep& logged = start.steps[i];
+      check_loads(replay, logged, where);
       const ReplayedStep simulated = replay.step(logged, options.times);
       StepValidation step = compare_step(simulated, logged, stages);
       step.calibrates = calibrates(i, options.calibrating_steps);

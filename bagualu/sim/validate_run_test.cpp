@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "bagualu/base/error.h"
 #include "bagualu/cost/op_flops.h"
 #include "bagualu/cost/profile.h"
 #include "bagualu/sim/run_replay.h"
@@ -181,6 +182,18 @@ TEST(ValidateRun, DecisionsTakeTheTimeThatTheyTookInTheFirstSteps) {
   const RunValidation with = validate_run(run, "test", options);
   EXPECT_EQ(with.outside.decisions_ns, 3'000'000);
   EXPECT_EQ(with.steps[4].predicted_ns, without.steps[4].predicted_ns + 3'000'000);
+}
+
+TEST(ValidateRun, RefusesLoadsOfOtherLayersThanTheStages) {
+  LoggedRun run = routed_run(1, 0);
+  run.starts[0].steps[3].ranks[1].loads[2].pop_back();
+  try {
+    validate_run(run, "run.jsonl", {.times = false, .progress = {}});
+    FAIL() << "a load is missing";
+  } catch (const InvalidInput& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("run.jsonl: step 3, ranks[1].loads[2]: found", 0), 0U)
+        << error.what();
+  }
 }
 
 }  // namespace
