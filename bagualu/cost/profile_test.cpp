@@ -155,7 +155,7 @@ TEST(Profile, NamesWhatIsWrongInTheFile) {
 TEST(System, ReadsTheShippedFiles) {
   const std::string folder = BAGUALU_SOURCE_DIR "/configs/systems/";
   const SystemSpec h800 = system_from_file(folder + "h800.json");
-  EXPECT_EQ(h800.provenance, "datasheet");
+  EXPECT_EQ(h800.provenance, "fitted");
   EXPECT_EQ(h800.flops_per_s(Dtype::kBf16), 989e12);
   EXPECT_EQ(system_from_file(folder + "cpu-2core.json").provenance, "measured");
   // 2.012e18 FLOP/s on 12,288 cards at 32.9 % of the peak: 497.7e12 each.

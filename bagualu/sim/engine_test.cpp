@@ -118,13 +118,19 @@ TEST(SimEngine, TracesShowIntervalsAndLiveBytes) {
   EXPECT_EQ(last.live_bytes, 1);
 }
 
-// Everything that one pass of an order needs; activations before gradients.
+// Everything that one pass of an order needs; activations before gradients. A forward keeps 64
+// bytes, or, by rows, 64 for each of its micro-batch.
 std::vector<StepProgram> programs_of(const PipelineOrder& order, int64_t forward_ns,
-                                     int64_t backward_ns) {
+                                     int64_t backward_ns, bool by_rows = false) {
   std::vector<StepProgram> programs;
   for (const auto& passes : order.ranks) {
     ProgramWriter writer;
+    if (by_rows) writer.program.cells = order.microbatches;
     for (const PipelinePass& pass : passes) {
+      const auto kept = [&](int sign) -> SimBytes {
+        if (!by_rows) return fixed_bytes(64, sign);
+        return {{.per_row = 64}, pass.microbatch, sign};
+      };
       const bool forward = pass.kind == PassKind::kForward;
       // Message of the boundary below stage s: s * m + microbatch, gradients behind activations.
       const auto number = [&](int stage) {
@@ -136,9 +142,9 @@ std::vector<StepProgram> programs_of(const PipelineOrder& order, int64_t forward
         writer.await(writer.message(number(from), false, 0, !forward));
       }
       if (forward) {
-        writer.compute(forward_ns, {fixed_bytes(64)});
+        writer.compute(forward_ns, {kept(1)});
       } else {
-        writer.compute(backward_ns, {}, {fixed_bytes(64, -1)});
+        writer.compute(backward_ns, {}, {kept(-1)});
       }
       const int to = forward ? pass.stage + 1 : pass.stage - 1;
       if (to >= 0 && to < order.stages) writer.message(number(pass.stage), true, 0, !forward);
@@ -170,6 +176,37 @@ TEST(SimEngine, EqualStagesWithoutCommunicationHaveTheTextbookBubble) {
       EXPECT_EQ(member.peak_bytes, 64 * std::min(m, p - rank));
     }
   }
+}
+
+/// Peaks over what one micro-batch of 10 rows keeps on a stage; `hot` ones have 25.
+std::vector<double> peaks_in_units(const PipelineOrder& order, const std::vector<int>& hot) {
+  const auto programs = programs_of(order, 100, 200, true);
+  std::vector<int32_t> rows(static_cast<size_t>(order.microbatches), 10);
+  for (const int microbatch : hot) rows[static_cast<size_t>(microbatch)] = 25;
+  std::vector<SimGroup> groups = groups_of(programs, 1);
+  for (SimGroup& group : groups) group.rows = rows.data();
+  std::vector<double> peaks;
+  for (const SimMemberResult& member : SimEngine(plain_links()).run(groups).by_member) {
+    peaks.push_back(static_cast<double>(member.peak_bytes) / 640);
+  }
+  return peaks;
+}
+
+// Published numbers of activations in flight, and what a spike adds wherever it is among them.
+TEST(SimEngine, SpikesStackOnTheActivationsInFlight) {
+  using Peaks = std::vector<double>;
+  EXPECT_EQ(peaks_in_units(one_f_one_b(4, 8), {}), (Peaks{4, 3, 2, 1}));
+  EXPECT_EQ(peaks_in_units(one_f_one_b(8, 2), {}), (Peaks{2, 2, 2, 2, 2, 2, 2, 1}));
+  EXPECT_EQ(peaks_in_units(one_f_one_b(1, 8), {}), (Peaks{1}));
+  for (const int m : {8, 64}) {
+    EXPECT_EQ(peaks_in_units(make_order(PipelineKind::kInterleaved, 4, 2, m), {}),
+              (Peaks{11, 9, 7, 5}));  // chunks of half a stage
+    EXPECT_EQ(peaks_in_units(one_f_one_b(4, m), {}), (Peaks{4, 3, 2, 1}));
+  }
+  EXPECT_EQ(peaks_in_units(one_f_one_b(4, 8), {2}), (Peaks{5.5, 4.5, 3.5, 2.5}));
+  EXPECT_EQ(peaks_in_units(one_f_one_b(4, 8), {6}), (Peaks{5.5, 4.5, 3.5, 2.5}));
+  EXPECT_EQ(peaks_in_units(one_f_one_b(4, 8), {2, 3}), (Peaks{7, 6, 5, 2.5}));
+  EXPECT_EQ(peaks_in_units(one_f_one_b(4, 8), {0, 1, 2, 3}), (Peaks{10, 7.5, 5, 2.5}));
 }
 
 TEST(SimEngine, OrdersTakeAsLongAsThePipelineSimulationSays) {

@@ -17,7 +17,9 @@ using ::testing::HasSubstr;
 class RunLogFile : public testing::Test {
  protected:
   void SetUp() override {
-    path_ = std::filesystem::path(testing::TempDir()) / "bagualu_run_log_test.jsonl";
+    path_ = std::filesystem::path(testing::TempDir()) /
+            ("bagualu_run_log_" +
+             std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
   }
   void TearDown() override { std::filesystem::remove(path_); }
 
