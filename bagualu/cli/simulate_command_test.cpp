@@ -1,5 +1,6 @@
 #include "bagualu/cli/simulate_command.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -179,6 +180,26 @@ TEST_F(SimulateCommand, BadInputIsOneLineAndWritesNothing) {
   }
   const Outcome typo = simulate({"--scenario", kScenario, "--policy", "adaptve"});
   EXPECT_NE(typo.err.find("nearest is \"adaptive\""), std::string::npos) << typo.err;
+}
+
+TEST_F(SimulateCommand, TellsWhatOfATraceIsLeftOut) {
+  std::string log;
+  for (int layer = 0; layer < 64; ++layer) {
+    for (int rank = 0; rank < 64; ++rank) {
+      log += fmt::format("step: 0, layer: {}, rank: {}, received_tokens: {}\n", layer, rank,
+                         rank == 0 ? 9 : 5);
+    }
+  }
+  const auto table = [&](const std::string& text) {
+    const Outcome outcome = simulate({"--scenario", kScenario, "--policy", "adaptive",
+                                      "--iterations", "1", "--routing", write("run.log", text)});
+    EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_EQ(table(log).find("left out"), std::string::npos);
+  EXPECT_NE(table(log + "step: 1, layer: 0, ra\n").find("1 records or lines of it left out"),
+            std::string::npos)
+      << table(log + "step: 1, layer: 0, ra\n");
 }
 
 TEST_F(SimulateCommand, ATraceWithFewerRanksThanTheJobIsRefused) {

@@ -105,7 +105,12 @@ PolicyFigures figures_of(const SimulatedScenario& scenario, size_t policy) {
 }
 
 std::string routing_text(const Scenario& scenario) {
-  if (!scenario.trace.empty()) return "trace " + scenario.trace.filename().string();
+  if (!scenario.trace.empty()) {
+    const std::string name = "trace " + scenario.trace.filename().string();
+    if (scenario.trace_left_out == 0) return name;
+    return fmt::format("{} ({} records or lines of it left out: `bagualu trace` tells which)", name,
+                       scenario.trace_left_out);
+  }
   const std::string of =
       scenario.routing_file.empty() ? "" : " of " + scenario.routing_file.filename().string();
   return fmt::format("{}{} (seed {})", scenario.routing.kind, of, scenario.routing.seed);

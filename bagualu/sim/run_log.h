@@ -67,8 +67,7 @@ struct LoggedRun {
 };
 
 /// A torn last line and unknown types are skipped.
-/// Throws: InvalidInput naming file, line and key; for what is no run log, for a log without
-/// "start"
+/// Throws: InvalidInput naming file, line and key; for what is no run log, for a log without a start
 ///         or without steps, for one that an older version wrote, for steps that do not have every
 ///         rank, and for steps that do not follow one another: policies remember.
 LoggedRun read_run_log(const std::filesystem::path& path);

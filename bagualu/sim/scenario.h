@@ -33,6 +33,7 @@ struct Scenario {
   int64_t host_budget_bytes = 0;       ///< of a rank; 0: no limit
   RoutingShape routing;                ///< made up; or
   std::filesystem::path trace;         ///< recorded
+  int64_t trace_left_out = 0;  ///< records of it that could not be used, if somebody counted them
   std::filesystem::path routing_file;  ///< that `routing` was read from in place of the scenario's
   int64_t iterations = 1000;
   uint64_t seed = 0;
