@@ -182,6 +182,16 @@ TEST_F(SimulateCommand, BadInputIsOneLineAndWritesNothing) {
   EXPECT_NE(typo.err.find("nearest is \"adaptive\""), std::string::npos) << typo.err;
 }
 
+// The scenario's "selective" recomputes nothing, so it is the policy save-all under another name.
+TEST_F(SimulateCommand, APolicyIsCalledWhatItWasAskedFor) {
+  const Outcome outcome = simulate({"--scenario", "mixtral-8x22b-128-h100", "--policy",
+                                    "save-all,selective", "--iterations", "1", "--json", "-"});
+  ASSERT_EQ(outcome.code, kExitDone) << outcome.err;
+  const Json runs = Json::parse(outcome.out).at("scenarios")[0].at("runs");
+  EXPECT_EQ(runs[0].at("label"), "save-all");
+  EXPECT_EQ(runs[1].at("label"), "selective");
+}
+
 TEST_F(SimulateCommand, TellsWhatOfATraceIsLeftOut) {
   std::string log;
   for (int layer = 0; layer < 64; ++layer) {

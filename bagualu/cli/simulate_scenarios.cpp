@@ -31,11 +31,17 @@ std::vector<std::string> known_policies(const Scenario& scenario) {
   return names;
 }
 
-/// Those of the scenario that the name means: by label, else by policy.
+/// Those of the scenario that the name means: by label, else by policy. One that is called by
+/// another policy's name is that one's setting here ("selective" that recomputes nothing).
 std::vector<SimPolicy> own_policies(const Scenario& scenario, const std::string& name) {
+  const std::vector<std::string>& names = policy_names();
+  const auto is_policy_name = [&](const std::string& label) {
+    return std::find(names.begin(), names.end(), label) != names.end();
+  };
   std::vector<SimPolicy> found;
   for (const bool by_label : {true, false}) {
     for (const SimPolicy& policy : scenario.policies) {
+      if (!by_label && is_policy_name(policy.label)) continue;
       if ((by_label ? policy.label : policy.policy) == name) found.push_back(policy);
     }
     if (!found.empty()) break;
