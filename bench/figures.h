@@ -20,12 +20,17 @@ namespace bagualu {
 
 inline double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
-/// Of this thread: other work on the machine does not count.
-inline int64_t cpu_ns() {
+inline int64_t clock_ns(clockid_t clock) {
   timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
+
+/// Of this thread: other work on the machine does not count.
+inline int64_t cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+
+/// Of all threads.
+inline int64_t process_cpu_ns() { return clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
 
 inline int64_t wall_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

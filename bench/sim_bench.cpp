@@ -12,13 +12,6 @@
 namespace bagualu {
 namespace {
 
-/// Of all threads: members of a group that vote are driven by one each.
-int64_t process_cpu_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 const std::filesystem::path kConfigs = std::filesystem::path(BAGUALU_SOURCE_DIR) / "configs";
 
 Scenario scenario(const std::string& name) {

@@ -3,8 +3,8 @@
 
 Usage: bench/sim_growth.py BAGUALU [--svg FILE]
 
-Ranks: the scenario bw1000-12288 with fewer replicas of its 512 ranks under 72 GiB, 32 iterations. Iterations:
-bw1000-128. Prints a table for every series with the line fitted to it, and draws both.
+Ranks: the scenario bw1000-12288 with fewer replicas of its 512 ranks under 72 GiB, 32 iterations.
+Iterations: bw1000-128. Prints a table for every series with the line fitted to it, and draws both.
 """
 
 import argparse

@@ -75,16 +75,32 @@ void write_in_place(const std::filesystem::path& path, std::string_view bytes) {
   if (!stream) throw InvalidInput(path.string(), "write", std::strerror(errno), "room for it");
 }
 
+/// A link stays one: what it names is replaced.
+std::filesystem::path named_by(const std::filesystem::path& link) {
+  std::error_code missing;
+  std::filesystem::path named = std::filesystem::canonical(link, missing);
+  return missing ? link : named;
+}
+
+/// The process id keeps two ranks that write the same file from sharing one temporary.
+std::string temporary_name(const std::filesystem::path& path) {
+  return path.string() + ".tmp." + std::to_string(::getpid());
+}
+
 }  // namespace
 
+void check_writable(const std::filesystem::path& link) {
+  const std::filesystem::path path = named_by(link);
+  if (std::error_code status; std::filesystem::is_directory(path, status)) {
+    throw InvalidInput(path.string(), "write", "a folder", "a file");
+  }
+  if (!is_special(path)) TemporaryFile(temporary_name(path), path);
+}
+
 void write_file_atomic(const std::filesystem::path& link, std::string_view bytes) {
-  // A link stays one: what it names is replaced.
-  std::error_code missing;
-  const std::filesystem::path named = std::filesystem::canonical(link, missing);
-  const std::filesystem::path& path = missing ? link : named;
+  const std::filesystem::path path = named_by(link);
   if (is_special(path)) return write_in_place(path, bytes);
-  // The process id keeps two ranks that write the same file from sharing one temporary.
-  TemporaryFile temporary(path.string() + ".tmp." + std::to_string(::getpid()), path);
+  TemporaryFile temporary(temporary_name(path), path);
   temporary.write_and_sync(bytes);
   temporary.rename_to_target();
 

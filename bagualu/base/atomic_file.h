@@ -12,4 +12,10 @@ namespace bagualu {
 ///         file is untouched and no temporary file stays behind.
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 
+/// Complains before long work of what write_file_atomic() would complain of behind it: a folder
+/// that is missing or not writable, a folder in the file's place. Tried, not asked: root may write
+/// everywhere, and /proc nowhere. Leaves nothing.
+/// Throws: InvalidInput.
+void check_writable(const std::filesystem::path& path);
+
 }  // namespace bagualu

@@ -70,6 +70,19 @@ TEST_F(WriteFileAtomic, RefusesAMissingFolder) {
   EXPECT_THROW(write_file_atomic(folder_ / "none" / "a.bin", "x"), InvalidInput);
 }
 
+TEST_F(WriteFileAtomic, TellsBeforehandWhatCannotBeWrittenAndLeavesNothing) {
+  write_file_atomic(folder_ / "a.bin", "old");
+  fs::create_symlink("/dev/null", folder_ / "null");
+  check_writable(folder_ / "a.bin");
+  check_writable(folder_ / "new.bin");
+  check_writable(folder_ / "null");
+  EXPECT_EQ(content(folder_ / "a.bin"), "old");
+  EXPECT_EQ(files(), 2u);
+  EXPECT_THROW(check_writable(folder_), InvalidInput);
+  EXPECT_THROW(check_writable(folder_ / "none" / "a.bin"), InvalidInput);
+  EXPECT_THROW(check_writable("/proc/a.bin"), InvalidInput);
+}
+
 TEST_F(WriteFileAtomic, KeepsTheOldStateWhenTheRenameFails) {
   fs::create_directories(folder_ / "target" / "full");  // a file cannot replace a filled folder
   EXPECT_THROW(write_file_atomic(folder_ / "target", "x"), InvalidInput);

@@ -90,9 +90,10 @@ void print_figures(const FigureRequest& request, const FigureFit& fit, std::ostr
                        kPerCent * figure.value, kPerCent * figure.predicted,
                        kPerCent * figure.unfitted);
   }
-  if (!fit.solved)
+  if (!fit.solved) {
     out << "\nno numbers within their bounds give these figures; this is nearest, and not "
            "written\n";
+  }
 }
 
 Json figures_json(const FigureRequest& request, const FigureFit& fit) {

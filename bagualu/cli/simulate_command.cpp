@@ -1,11 +1,9 @@
 #include "bagualu/cli/simulate_command.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 
@@ -77,16 +75,6 @@ void add_flags(CLI::App* app, SimulateFlags* flags) {
   app->add_flag("--list", flags->list, "list the scenarios of configs/scenarios and end");
 }
 
-/// Tried, not asked: root may write everywhere, and /proc nowhere.
-bool can_write_in(const fs::path& folder) {
-  std::string name = (folder / ".bagualu-XXXXXX").string();
-  const int file = mkstemp(name.data());
-  if (file < 0) return false;
-  close(file);
-  unlink(name.c_str());
-  return true;
-}
-
 /// Found out before the simulation and not behind it, when other files are written already. The
 /// same file twice would be written over.
 void check_files(const SimulateFlags& flags) {
@@ -109,12 +97,7 @@ void check_files(const SimulateFlags& flags) {
       throw InvalidInput(kWhere, flag, fmt::format("\"{}\"", name),
                          "a file in a folder that exists");
     }
-    if (fs::is_directory(name, status)) {
-      throw InvalidInput(kWhere, flag, fmt::format("\"{}\", a folder", name), "a file");
-    }
-    if (!can_write_in(folder.empty() ? "." : folder)) {
-      throw InvalidInput(kWhere, flag, fmt::format("\"{}\"", name), "a folder to write in");
-    }
+    check_writable(name);
     places.push_back(whole);
   }
   if (!flags.perfetto_ranks.empty() && flags.perfetto.empty()) {
@@ -167,8 +150,7 @@ SimulateRequest request_of(const SimulateFlags& flags, const SourceTree& tree,
   }
   request.scenarios = chosen_scenarios(choice, config_folders(tree, "scenarios"), kWhere);
   for (const Scenario& scenario : request.scenarios) {
-    const int64_t iterations =
-        request.options.iterations > 0 ? request.options.iterations : scenario.iterations;
+    const int64_t iterations = request.iterations_of(scenario);
     if (request.trace_iteration >= iterations) {
       throw InvalidInput(kWhere, "--trace-iteration", std::to_string(request.trace_iteration),
                          fmt::format("0 to {}, those of {}", iterations - 1, scenario.name));

@@ -19,6 +19,10 @@ struct SimulateRequest {
   bool wants_page = false;
   bool wants_perfetto = false;
   bool live = false;  ///< progress is shown
+
+  int64_t iterations_of(const Scenario& scenario) const {
+    return options.iterations > 0 ? options.iterations : scenario.iterations;
+  }
 };
 
 /// What was found, and the Chrome trace if it was asked for.

@@ -12,13 +12,9 @@
 namespace bagualu {
 namespace {
 
-int64_t iterations_of(const SimulateRequest& request, const Scenario& scenario) {
-  return request.options.iterations > 0 ? request.options.iterations : scenario.iterations;
-}
-
 /// Device iterations: the unit of progress.
 double work_of(const SimulateRequest& request, const Scenario& scenario) {
-  return static_cast<double>(iterations_of(request, scenario)) *
+  return static_cast<double>(request.iterations_of(scenario)) *
          static_cast<double>(scenario.job.layout.world_size);
 }
 
@@ -41,7 +37,7 @@ class Run {
     for (const Scenario& scenario : request_.scenarios) {
       SimulatedScenario& simulated = answer_.report.scenarios.emplace_back();
       simulated.scenario = scenario;
-      simulated.iterations = iterations_of(request_, scenario);
+      simulated.iterations = request_.iterations_of(scenario);
       for (const SimPolicy& policy : scenario.policies) {
         if (stopped()) return finish(false);
         add_policy(&simulated, policy);

@@ -9,7 +9,6 @@
 #include "bagualu/base/config_file.h"
 #include "bagualu/base/error.h"
 #include "bagualu/base/nearest.h"
-#include "bagualu/model/routing_log.h"
 #include "bagualu/provision/policy.h"
 #include "bagualu/sim/scenario_parts.h"
 
@@ -91,14 +90,6 @@ std::vector<std::string> without_settings(std::vector<std::string> kinds) {
   return kinds;
 }
 
-/// Complains of a trace that does not fit, and counts what is left out of one that does.
-void read_trace(Scenario* scenario) {
-  RoutingTrace trace = read_routing_logs({scenario->trace});
-  scenario->trace_left_out = 0;
-  for (const LeftOut& left : trace.left_out) scenario->trace_left_out += left.count;
-  recorded_source(std::move(trace), routing_group(scenario->job), scenario->trace.string());
-}
-
 /// A kind, a JSON file with a shape, or a trace.
 void set_routing(Scenario* scenario, const std::string& text, const std::string& where) {
   const auto& kinds = routing_kinds();
@@ -175,8 +166,8 @@ std::vector<Scenario> chosen_scenarios(const ScenarioChoice& choice,
     }
     if (!choice.routing.empty()) {
       set_routing(&scenario, choice.routing, where);
+      if (!scenario.trace.empty()) check_trace(&scenario);
     }
-    if (!scenario.trace.empty()) read_trace(&scenario);
     if (!choice.policies.empty()) {
       scenario.policies = policies_of(scenario, choice.policies, where);
     }

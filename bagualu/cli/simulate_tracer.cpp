@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "bagualu/cli/simulate_trace.h"
@@ -105,7 +106,7 @@ class IterationTracer {
   const Scenario& scenario_;
   ReplicaTracer tracer_;
   RankPlace hottest_;
-  std::vector<int> as_hot_;  ///< pipeline ranks
+  std::set<int> as_hot_;  ///< pipeline ranks
   TracedIteration traced_;
   std::vector<TracedRank> made_;
 };

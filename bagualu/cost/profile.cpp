@@ -37,7 +37,7 @@ ProfileParts read_parts(const Json& profile, const std::string& where) {
   parts.h2d_bytes_per_s = reader.number("h2d_bytes_per_s", 1.0);
   parts.copy_hidden_fraction = reader.number("copy_hidden_fraction", 0.0, 1.0);
   parts.encode_bytes_per_s = reader.number("encode_bytes_per_s", 1.0);
-  parts.exchange_post_ns = static_cast<int64_t>(reader.number_or("exchange_post_ns", 0, 0, 1e12));
+  parts.exchange_post_ns = reader.int64_or("exchange_post_ns", 0, 0);
   reader.finish();
   return parts;
 }

@@ -40,9 +40,8 @@ HottestRank hottest_rank(const Scenario& scenario, const StageModel& model, int6
       const int pp_rank = pp_ranks[static_cast<size_t>(layer)];
       if (hottest.moe_layer < 0 || imbalance > hottest.imbalance) {
         hottest = {{replica, pp_rank, member}, layer, imbalance, {pp_rank}};
-      } else if (hottest.place.replica == replica && hottest.place.member == member &&
-                 hottest.as_hot.back() != pp_rank) {
-        hottest.as_hot.push_back(pp_rank);
+      } else if (hottest.place.replica == replica && hottest.place.member == member) {
+        hottest.as_hot.insert(pp_rank);
       }
     }
   }

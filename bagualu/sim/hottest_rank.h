@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <set>
 
 #include "bagualu/sim/rank_places.h"
 #include "bagualu/sim/scenario.h"
@@ -16,7 +16,7 @@ struct HottestRank {
   int64_t moe_layer = -1;  ///< -1: the model has no experts
   double imbalance = 1;
   /// Pipeline ranks where the same member of the same replica is as hot in a layer.
-  std::vector<int> as_hot{};
+  std::set<int> as_hot{};
 };
 
 /// `draw`: which of the routing's iterations.

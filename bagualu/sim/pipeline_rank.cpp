@@ -115,7 +115,7 @@ PipelineRank::PipelineRank(const PipelinePlan& plan, const JobMemory& memory, in
       }
     }
   }
-  make_policies();
+  policies_ = make_policies(list_);
   if (plan.budget_bytes > 0 && is_fitted(plan.policy)) fit_policies(fit_factor(plan.policy));
   seats_.push_back(make_seat());
   BGL_CHECK(cells() == seats_[0]->recorder->cells(), cells(), seats_[0]->recorder->cells());
@@ -175,12 +175,14 @@ void PipelineRank::set_budgets() {
   }
 }
 
-void PipelineRank::make_policies() {
+PipelineRank::Policies PipelineRank::make_policies(std::vector<RankStage>& stages) const {
+  Policies policies;
   for (size_t s = 0; s < stages_.size(); ++s) {
-    Stage& stage = *stages_[s];
-    stage.policy = make_policy(plan_.policy.policy, stage.context, stage.options);
-    list_[s].policy = stage.policy.get();
+    const Stage& stage = *stages_[s];
+    policies.push_back(make_policy(plan_.policy.policy, stage.context, stage.options));
+    stages[s].policy = policies.back().get();
   }
+  return policies;
 }
 
 bool PipelineRank::fits_at(double factor) {
@@ -200,7 +202,7 @@ void PipelineRank::fit_policies(double factor) {
     for (size_t s = 0; s < stages_.size(); ++s) {
       stages_[s]->context.activation_budget_bytes = std::max<int64_t>(1, budgets[s] / 256 * part);
     }
-    make_policies();
+    policies_ = make_policies(list_);
   };
   int fits = 0, fails = 256;
   while (fails - fits > 1) {
@@ -226,17 +228,6 @@ std::unique_ptr<PipelineRank::Seat> PipelineRank::make_seat() const {
   return seat;
 }
 
-// Plans that a policy remembers would make an outcome depend on what was asked before.
-void PipelineRank::renew_policies(Seat& seat) const {
-  if (!remembers(plan_.policy.policy)) return;
-  seat.policies.clear();
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    const Stage& stage = *stages_[s];
-    seat.policies.push_back(make_policy(plan_.policy.policy, stage.context, stage.options));
-    seat.stages[s].policy = seat.policies.back().get();
-  }
-}
-
 std::vector<RankOutcome> PipelineRank::decide(const std::vector<MemberRows>& members) {
   while (seats_.size() < members.size()) seats_.push_back(make_seat());
   std::vector<RankOutcome> outcomes(members.size());
@@ -256,7 +247,8 @@ std::vector<RankOutcome> PipelineRank::decide(const std::vector<MemberRows>& mem
 
 RankOutcome PipelineRank::drive(Seat& seat, const MemberRows& member,
                                 const ProgramRecorder::Agree& agree) const {
-  renew_policies(seat);
+  // Plans that a policy remembers would make an outcome depend on what was asked before.
+  if (remembers(plan_.policy.policy)) seat.policies = make_policies(seat.stages);
   ProgramRecorder& recorder = *seat.recorder;
   RankDriver driver(seat.stages, options_, recorder);
   const auto balanced = static_cast<double>(std::max<int64_t>(1, plan_.balanced.rows));

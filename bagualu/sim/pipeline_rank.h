@@ -58,23 +58,23 @@ class PipelineRank {
     CostTable cost;
     ProvisionContext context;
     PolicyOptions options;
-    std::unique_ptr<Policy> policy;
   };
+  using Policies = std::vector<std::unique_ptr<Policy>>;  ///< by stage
 
   /// A member's own, for as long as it is driven. Policies that remember nothing are shared.
   struct Seat {
-    std::vector<std::unique_ptr<Policy>> policies;
+    Policies policies;  ///< if they remember
     std::vector<RankStage> stages;
     std::unique_ptr<ProgramRecorder> recorder;
   };
 
   void add_stage(int number, int64_t stages);
   void set_budgets();
-  void make_policies();
+  /// Gives `stages` policies that have seen nothing.
+  Policies make_policies(std::vector<RankStage>& stages) const;
   bool fits_at(double factor);
   void fit_policies(double factor);
   std::unique_ptr<Seat> make_seat() const;
-  void renew_policies(Seat& seat) const;
   RankOutcome drive(Seat& seat, const MemberRows& member,
                     const ProgramRecorder::Agree& agree) const;
   RankOutcome outcome_of(const RankRun& run) const;
@@ -86,6 +86,7 @@ class PipelineRank {
   RankOptions options_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<RankStage> list_;
+  Policies policies_;  ///< of list_
   std::vector<SimCell> places_;
   std::vector<std::unique_ptr<Seat>> seats_;
 };

@@ -170,13 +170,6 @@ void ProgramRecorder::Impl::compute(const Action& action) {
 }
 
 void ProgramRecorder::Impl::issue(const Action& action, SimTransfer transfer, int32_t cell) {
-  const bool has_rows =
-      transfer.bytes_per_row > 0 || transfer.bytes > 0;  // others are no operators
-  if (transfer.kind == SimTransferKind::kExchange && has_rows && of_->cost->exchange_post_ns > 0) {
-    SimInstruction post = instruction(SimStep::kCompute, action, -1);
-    post.time = writer_.time({.points = {{0, of_->cost->exchange_post_ns}}});
-    writer_.instruction(post);
-  }
   SimInstruction made = instruction(SimStep::kIssue, action, cell);
   transfer.name = made.name;
   made.transfer = writer_.transfer(transfer);
@@ -201,6 +194,11 @@ void ProgramRecorder::Impl::communicate(const Action& action) {
     }
   } else {
     transfer = exchange_of(op, !forward, cell_of_op(action.id));
+    if (of_->cost->exchange_post_ns > 0) {
+      SimInstruction post = instruction(SimStep::kCompute, action, -1);
+      post.time = writer_.time({.points = {{0, of_->cost->exchange_post_ns}}});
+      writer_.instruction(post);
+    }
   }
   issue(action, transfer, transfer.cell);
   slot_->under_way.push_back({action.id, !forward, writer_.transfers() - 1});

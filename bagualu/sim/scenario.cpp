@@ -116,7 +116,7 @@ class Reading {
       scenario->trace = folder_ / trace.string("trace");
       trace.finish();
       // A trace that cannot serve this job is a mistake in the scenario, so it is found here.
-      routing_of(*scenario);
+      check_trace(scenario);
     } else {
       scenario->routing = routing_shape_from_json(value, inner("routing"));
     }

@@ -33,7 +33,7 @@ struct Scenario {
   int64_t host_budget_bytes = 0;       ///< of a rank; 0: no limit
   RoutingShape routing;                ///< made up; or
   std::filesystem::path trace;         ///< recorded
-  int64_t trace_left_out = 0;  ///< records of it that could not be used, if somebody counted them
+  int64_t trace_left_out = 0;          ///< records of it that could not be used
   std::filesystem::path routing_file;  ///< that `routing` was read from in place of the scenario's
   int64_t iterations = 1000;
   uint64_t seed = 0;
@@ -68,6 +68,10 @@ double largest_imbalance(const RoutingShape& shape);
 /// The job's expert groups as a source of routing sees them: ranks of tensor-parallel experts are
 /// one, layers of the multi-token prediction come behind the model's own.
 RoutingGroup routing_group(const Job& job);
+
+/// Complains of a trace that does not fit the job, as routing_of() does, and counts what is left
+/// out of one that does. Requires: there is a trace.
+void check_trace(Scenario* scenario);
 
 /// The scenario's routing for its expert groups. Reads the trace, if there is one.
 /// Throws: InvalidInput(trace file, field) if it has fewer ranks or layers than the group.

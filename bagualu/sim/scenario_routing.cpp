@@ -1,4 +1,6 @@
 // Where a scenario's rows come from.
+#include <utility>
+
 #include "bagualu/graph/megatron_moe.h"
 #include "bagualu/model/routing_log.h"
 #include "bagualu/provision/job_survival.h"
@@ -15,6 +17,13 @@ RoutingGroup routing_group(const Job& job) {
   group.replicas = job.layout.expert_dp();
   group.largest_rows = expert_rows(job, worst_imbalance(job));
   return group;
+}
+
+void check_trace(Scenario* scenario) {
+  RoutingTrace trace = read_routing_logs({scenario->trace});
+  scenario->trace_left_out = 0;
+  for (const LeftOut& left : trace.left_out) scenario->trace_left_out += left.count;
+  recorded_source(std::move(trace), routing_group(scenario->job), scenario->trace.string());
 }
 
 std::unique_ptr<RoutingSource> routing_of(const Scenario& scenario) {

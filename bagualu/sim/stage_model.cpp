@@ -230,7 +230,11 @@ int64_t StageModel::moe_layers() const {
   const std::vector<int32_t>& index = impl_->plan().moe_index;
   return std::count_if(index.begin(), index.end(), [](int32_t place) { return place >= 0; });
 }
-RoutingGroup StageModel::routing_group() const { return bagualu::routing_group(impl_->plan().job); }
+RoutingGroup StageModel::routing_group() const {
+  RoutingGroup group = bagualu::routing_group(impl_->plan().job);
+  group.largest_rows = largest_rows();  // without rows that are padding: programs have none
+  return group;
+}
 int64_t StageModel::balanced_rows() const { return impl_->plan().balanced.rows; }
 int64_t StageModel::largest_rows() const { return impl_->plan().worst_case.rows; }
 int64_t StageModel::short_by_bytes(int pp_rank) const {
